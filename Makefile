@@ -1,0 +1,76 @@
+# Targets are idempotent and quick when nothing changed. `make help` lists them.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+ARCH ?= resnet18
+.DEFAULT_GOAL := help
+# Tests that need a real service; the rest is the quick part.
+CLUSTER := slurm or condor or osdf or mpi
+# A test that fails is tried once more: one busy moment must not refuse a change. Each such test is listed at
+# the end as RERUN, and is a bug to mend; RERUNS=0 shows it at once.
+RERUNS ?= 1
+# Debian packages that tests use beside those that each service installs for itself.
+APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc libc6-dev libjpeg62-turbo-dev
+.PHONY: help setup system demo test test-unit test-cluster lint format bench plugin soak cluster-up cluster-down clean
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.done ## the .venv with the pinned packages (5.7 GB, about 3 minutes)
+
+$(VENV)/.done: requirements.txt requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(PY) -m train.jpeg
+	touch $@
+
+lint: setup ## ruff (lint and format) and mypy --strict
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: setup ## lets ruff rewrite what it can
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+system: setup ## Debian packages for the tests (root and apt; without them the tests say what they leave out)
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  dpkg -s $(APT_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(APT_PACKAGES) >/dev/null; }; \
+	  $(PY) -m train.jpeg; \
+	else echo "LEFT OUT: Debian packages ($(APT_PACKAGES)): needs root and apt"; fi
+
+test: setup system lint test-unit test-cluster ## everything, on real SLURM, HTCondor and XRootD
+
+test-unit: setup ## the quick part: no service needed
+	$(PY) -m pytest -n 2 --reruns $(RERUNS) -m "not ($(CLUSTER))"
+
+test-cluster: setup system ## the part on real services, which it starts and stops
+	$(PY) -m pytest --reruns $(RERUNS) -m "$(CLUSTER)"
+
+soak: setup system ## the long repetitions: hundreds of kills, 100 bad weeks (an hour or more)
+	$(PY) -m pytest --soak --timeout 3600
+
+demo: setup ## a fake ImageNet, a study on 1 and 2 processes, its table and report.html (4 minutes; ARCH=resnet50)
+	@PYTHON=$(PY) ARCH=$(ARCH) scripts/demo.sh
+
+# One file per question; each prints its ratios against peers of the same run. Quietest on an idle machine.
+BENCHMARKS := loader extract index fetch placement large_batch
+bench: setup system ## every benchmark, as tables of ratios (an hour; BENCHMARKS="loader extract" for some)
+	@for name in $(BENCHMARKS); do \
+	  printf '\n== benchmarks/%s.py\n' $$name; $(PY) benchmarks/$$name.py || exit 1; done
+
+plugin: condor/osdf_plugin ## the HTCondor transfer plugin, one file
+condor/osdf_plugin: condor/osdf_plugin.py scripts/build_plugin.py $(wildcard dataset/*.py)
+	$(PYTHON) scripts/build_plugin.py
+
+cluster-up: setup system ## starts SLURM, HTCondor and the mini-OSDF, and says how to use them
+	$(PY) -m tests.cluster up
+
+cluster-down: setup ## stops them; nothing is left
+	$(PY) -m tests.cluster down
+
+clean: ## removes what make made here, the records of runs excepted
+	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""What the benchmarks of the trainer share: data, interleaved rounds, medians, a table, a JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "run_results" / "benchmarks"
+CACHE = ROOT / ".cache" / "benchmarks"
+
+
+def interleave(cases: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """The values of each case, round by round, so that a slow minute hits all of them."""
+    values: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds):
+        for name, case in cases.items():
+            values[name].append(case())
+            print(f"round {number + 1}/{rounds}: {name}: {values[name][-1]:.4g}", file=sys.stderr)
+    return values
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def make_data(classes: int, train_per_class: int, val_per_class: int, size: str) -> Path:
+    """A fake ImageNet with both halves, as tars and extracted, made once and kept."""
+    folder = CACHE / f"data-{classes}-{train_per_class}-{val_per_class}-{size}"
+    made = ["--out", str(folder), "--classes", str(classes), "--size", size]
+    made += ["--train-per-class", str(train_per_class), "--val-per-class", str(val_per_class)]
+    run_script("make_fake_imagenet.py", *made)
+    if not (folder / "val").is_dir():
+        tars = ["--train_tar", str(folder / "ILSVRC2012_img_train.tar")]
+        tars += ["--val_tar", str(folder / "ILSVRC2012_img_val.tar"), "--run_type", "all"]
+        tars += ["--valprep_script", str(folder / "valprep.sh"), "--num_threads", "2"]
+        run_script("extract_ILSVRC_mp.py", *tars, "--output_dir", str(folder))
+    return folder
+
+
+def run_script(name: str, *arguments: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """A Markdown table on standard output."""
+    print(f"\n{title}\n")
+    print("| " + " | ".join(header) + " |")
+    print("|" + "---|" * len(header))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+
+
+def write_result(name: str, result: dict[str, Any]) -> Path:
+    """The result as JSON, with what it was measured on."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "processor": _processor()}
+    path.write_text(json.dumps(result | {"machine": machine}, indent=1) + "\n")
+    return path
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,84 @@
+"""Is our extractor faster than every other way, and how far is it from what the disk can do?"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.bench import CACHE, ROOT, make_data, median, write_result
+from benchmarks.extract_doc import extract_tables
+from benchmarks.extract_peers import Cost, cases, measure
+from dataset.archive import list_tar
+from dataset.errors import run_command
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    tar = make_data(args.classes, args.per_class, 1, "500x375") / "ILSVRC2012_img_train.tar"
+    result: dict[str, Any] = {"rounds": args.rounds} | _facts(tar)
+    for kind, folder in (("tmpfs", args.tmpfs), ("ext4", args.disk)):
+        work = Path(tempfile.mkdtemp(prefix="trainyard-extract-", dir=folder))
+        try:
+            result[kind] = {"cases": _measure(tar, work, args.rounds, keep=kind != "tmpfs")}
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    print(extract_tables(result))
+    if args.save:
+        print(f"\n{write_result('extract', result).relative_to(ROOT)}", file=sys.stderr)
+    return 0
+
+
+def _facts(tar: Path) -> dict[str, Any]:
+    with open(tar, "rb") as file:
+        listing = list_tar(file.fileno(), tar, "train", lambda names: [])
+    return {"images": len(listing.names), "image_mb": float(listing.size.sum() / 1e6)}
+
+
+def _measure(tar: Path, work: Path, rounds: int, keep: bool) -> dict[str, dict[str, Any]]:
+    """The costs of each case, round by round, each in a folder that never existed before.
+
+    On a disk the folders stay until the end: ext4 looks twice at inodes that were just freed.
+    """
+    tar.read_bytes()  # into the page cache
+    costs: dict[str, list[Cost]] = {name: [] for name in cases()}
+    for number in range(rounds):
+        for place, (name, case) in enumerate(cases().items()):
+            out = work / f"{number}-{place}"
+            subprocess.run(["sync", "-f", work], check=True)  # nothing left of the case before
+            costs[name].append(measure(case, tar, out))
+            print(f"round {number + 1}: {name}: {costs[name][-1].seconds:.3f} s", file=sys.stderr)
+            if not keep:
+                shutil.rmtree(out)
+    return {
+        name: {
+            "seconds": median([cost.seconds for cost in runs]),
+            "all_seconds": [round(cost.seconds, 4) for cost in runs],
+            "cpu_s": median([cost.cpu_s for cost in runs]),
+            "mb_dirtied": median([cost.mb_dirtied for cost in runs]),
+        }
+        for name, runs in costs.items()
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog="example: python benchmarks/extract.py --rounds 5"
+    )
+    parser.add_argument("--classes", type=int, default=40, help="default 40")
+    parser.add_argument("--per-class", type=int, default=100, help="train images, default 100")
+    parser.add_argument("--rounds", type=int, default=5, help="default 5")
+    parser.add_argument("--save", action="store_true", help="write run_results/benchmarks/")
+    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="default /dev/shm")
+    parser.add_argument("--disk", type=Path, default=CACHE, help="default .cache/benchmarks")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

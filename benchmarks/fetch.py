@@ -1,0 +1,229 @@
+"""Is fetch faster than curl and pelicanfs, and what does a stalling cache cost?"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from benchmarks.fetch_table import Row, Run, add, format_table, make_row, measure, slowdown
+from dataset.checksum import compute
+from dataset.errors import UserError, run_command
+
+log = logging.getLogger("trainyard")
+ROOT = Path(__file__).resolve().parents[1]
+MIB = 1 << 20
+PELICANFS = """
+import sys
+from pelicanfs.core import PelicanFileSystem
+PelicanFileSystem(sys.argv[1]).get_file(sys.argv[2], sys.argv[3])
+"""
+RETRY_SPEED = ["--speed-limit", "1", "--speed-time", "20"]  # the stall time of both clients
+
+
+def main() -> int:
+    args = _parse_args()
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
+    from tests.cluster.osdf import service
+
+    if not shutil.which("curl"):
+        raise UserError("curl is not here, and it is the peer: apt-get install curl")
+    was_up = service.is_up()
+    service.up()
+    work = args.tmpfs / "trainyard-bench-fetch"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        rows = Bench(service, work, args.megabytes * 10**6, args.wan_megabytes * 10**6).run(
+            args.rounds
+        )
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        if not was_up:
+            service.down()
+    print(format_table(rows))
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="example: python benchmarks/fetch.py --rounds 5",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--rounds", type=int, default=5, help="of the loopback comparison, interleaved (5)")
+    add("--megabytes", type=int, default=1500, help="size of the object on loopback (1500)")
+    add("--wan-megabytes", type=int, default=1000, help="size over the emulated WAN (1000)")
+    add("--tmpfs", type=Path, default=Path("/dev/shm"), help="where the files go (/dev/shm)")
+    add("--json", type=Path, help="write the rows there, too")
+    return parser.parse_args()
+
+
+class Bench:
+    """The objects at the origin, and the clients that fetch them."""
+
+    def __init__(self, service: ModuleType, work: Path, num_bytes: int, wan_bytes: int) -> None:
+        self.service, self.work = service, work
+        self.num_bytes, self.wan_bytes = num_bytes, wan_bytes
+        self.path, self.md5, self.index = self._put("bench-fetch/big.tar", num_bytes)
+        self.wan_path, _, self.wan_index = self._put("bench-fetch/wan.tar", wan_bytes)
+
+    def _put(self, name: str, num_bytes: int) -> tuple[str, str, Path]:
+        """(path, md5, index) of an object of random bytes, made piece by piece."""
+        source, chance = self.work / "source", np.random.default_rng(len(name))
+        md5, sums = hashlib.md5(usedforsecurity=False), []
+        with source.open("wb") as file:
+            for start in range(0, num_bytes, 4 * MIB):
+                piece = chance.bytes(min(4 * MIB, num_bytes - start))
+                file.write(piece)
+                md5.update(piece)
+                sums.append(compute("crc32c", piece))
+        path = self.service.put(name, source)
+        source.unlink()
+        index = self.work / f"{Path(name).name}.index"
+        with index.open("wb") as file:
+            np.savez(
+                file,
+                tar_size=np.int64(num_bytes),
+                block_size=np.int64(4 * MIB),
+                block_crc32c=np.array(sums, np.uint32),
+            )
+        return path, md5.hexdigest(), index
+
+    def run(self, rounds: int) -> list[Row]:
+        rows = self.compare_on_loopback(rounds)
+        rows += self.compare_on_wan(rounds)
+        self.service.remove(self.path)
+        self.service.remove(self.wan_path)
+        return rows
+
+    def compare_on_loopback(self, rounds: int) -> list[Row]:
+        """curl, pelicanfs and ours on XRootD's own ports, one after the other in each round."""
+        url = self.service.BARE_CACHE_URLS[0] + self.path
+        clients: dict[str, Callable[[], Run]] = {
+            "curl": lambda: self.curl(url),
+            "ours, block checksums": lambda: self.ours("--index", str(self.index)),
+            "curl && md5sum": lambda: self.curl(url, then_md5=True),
+            "ours --md5": lambda: self.ours("--md5", self.md5),
+            "pelicanfs 1.5.0": self.pelicanfs,
+        }
+        for cache in self.service.BARE_CACHE_URLS:  # both caches warm, and the code paths too
+            self.curl(cache + self.path)
+        runs: dict[str, list[Run]] = {name: [] for name in clients}
+        for number in range(rounds):
+            for name, client in clients.items():
+                runs[name].append(client())
+                log.info("round %d, %s: %.2f s", number + 1, name, runs[name][-1].seconds)
+        gb = self.num_bytes / 1e9
+        loopback = f"{gb:.1f} GB on loopback"
+        return [
+            make_row(loopback, "curl", runs["curl"], runs["ours, block checksums"], ">= 1.2", gb),
+            make_row(
+                f"{loopback}, md5",
+                "curl && md5sum",
+                runs["curl && md5sum"],
+                runs["ours --md5"],
+                ">= 1",
+                gb,
+            ),
+            make_row(
+                loopback,
+                "pelicanfs 1.5.0",
+                runs["pelicanfs 1.5.0"],
+                runs["ours, block checksums"],
+                "",
+                gb,
+            ),
+        ]
+
+    def compare_on_wan(self, rounds: int) -> list[Row]:
+        """60 ms, 25 MB/s a connection; then one of two caches stalls after 30 % of each answer."""
+        service, gb = self.service, self.wan_bytes / 1e9
+        urls = [cache + self.wan_path for cache in service.CACHE_HTTP_URLS]
+        for url in urls:
+            self.curl(url)
+        clean: list[Run] = []
+        stalled: list[Run] = []
+        stall = service.Fault("stall", server="cache1", path=self.wan_path, after_share=0.3)
+        with service.wan(path=self.wan_path):
+            curl = self.curl(urls[0])
+            log.info("WAN: curl %.1f s", curl.seconds)
+            for _ in range(rounds):
+                clean.append(self.ours("--index", str(self.wan_index), wan=True))
+                with service.faults(stall):
+                    stalled.append(self.ours("--index", str(self.wan_index), wan=True))
+                log.info("WAN: ours %.1f, stalling %.1f s", clean[-1].seconds, stalled[-1].seconds)
+            with service.faults(stall):
+                retry = add(self.curl(urls[0], *RETRY_SPEED, fails=True), self.curl(urls[1]))
+            log.info("WAN, cache1 stalls: curl and a retry of the whole %.1f s", retry.seconds)
+        wan = f"{gb:.1f} GB over a WAN"
+        bad = "one of two caches stalls after 30 % of each answer"
+        return [
+            make_row(wan, "curl, one stream", [curl] * rounds, clean, ">= 3", gb),
+            slowdown(f"{wan}, {bad}", "our clean time", clean, stalled, "<= 1.3", gb),
+            slowdown(
+                f"{wan}, {bad}, curl retries the whole",
+                "our clean time",
+                clean,
+                [retry] * rounds,
+                "> 3",
+                gb,
+            ),
+            slowdown(
+                f"{wan}, {bad}, curl retries the whole",
+                "curl's clean time",
+                [curl],
+                [retry],
+                "",
+                gb,
+            ),
+        ]
+
+    def curl(self, url: str, *flags: str, then_md5: bool = False, fails: bool = False) -> Run:
+        out = self.work / "curl"
+        out.unlink(missing_ok=True)
+        run = measure(["curl", "-sf", *flags, "-o", str(out), url], fails=fails)
+        if then_md5:
+            run = add(run, measure(["md5sum", str(out)]))
+        out.unlink(missing_ok=True)
+        return run
+
+    def ours(self, *flags: str, wan: bool = False) -> Run:
+        out = self.work / "ours"
+        shutil.rmtree(out, ignore_errors=True)
+        federation = self.service.DIRECTOR_HTTP_URL if wan else self.service.BARE_DIRECTOR_HTTP_URL
+        path = self.wan_path if wan else self.path
+        run = measure(
+            [
+                *(sys.executable, str(ROOT / "scripts" / "fetch_osdf.py"), f"osdf://{path}"),
+                *("--federation", federation, "--out", str(out), *flags),
+            ]
+        )
+        shutil.rmtree(out)
+        return run
+
+    def pelicanfs(self) -> Run:
+        out = self.work / "pelicanfs"
+        federation = self.service.BARE_DIRECTOR_URL.replace("https", "pelican")
+        environ = {"SSL_CERT_FILE": str(self.service.CA_FILE)}
+        run = measure([sys.executable, "-c", PELICANFS, federation, self.path, str(out)], environ)
+        out.unlink()
+        return run
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,204 @@
+"""How fast do images reach the model on two cores? Ours from the tar, peers their own way.
+
+    python benchmarks/loader.py --rounds 5
+
+All loaders run one after the other, interleaved, on the same warm images: 500x375 JPEGs of
+about 110 KB, RandomResizedCrop(224) and flip for training, Resize(256) and CenterCrop(224) for
+validation. `uint8` loaders leave the normalisation to the device, where it is one fused operation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+import torchvision
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.transforms import v2
+
+from benchmarks.bench import interleave, make_data, median, print_table, write_result
+from dataset.errors import run_command
+from train.data import Images, Item
+from train.decode import UNIFORMS_PER_SAMPLE, choose_decoder
+from train.loader import load_batches
+from train.sampler import BatchPlan, sample_uniforms
+from train.sources import Dataset, open_dataset
+from train.step import MEAN, STD
+
+BATCH, SIZE, WORKERS = 64, 224, 2
+REFERENCE = "pytorch/examples: ImageFolder, PIL, float"
+Loader = Callable[[], Iterable[Any]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--images-per-class", type=int, default=160, help="of 8 classes")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = make_data(8, args.images_per_class, args.images_per_class // 2, "500x375")
+    data = open_dataset(folder / "ILSVRC2012_img_train.tar", None)
+    result: dict[str, Any] = {"pixels": compare_pixels(data)}
+    for split in ("train", "val"):
+        cases = {name: rate(loader) for name, loader in make_loaders(folder, data, split).items()}
+        values = interleave(cases, args.rounds)
+        result[split] = show(split, values)
+    print("pixels against Pillow:", result["pixels"])
+    print("written to", write_result("loader", result))
+    return 0
+
+
+def make_loaders(folder: Path, data: Dataset, split: str) -> dict[str, Loader]:
+    """Every way to load a split, by name; ours last."""
+    loaders: dict[str, Loader] = {
+        REFERENCE: lambda: _image_folder(folder / split, split),
+        "torchvision.io + transforms v2, uint8": lambda: _tv_io(folder / split, split),
+        "webdataset, PIL, float": lambda: _webdataset(folder, split),
+        "ours without the kernel: Pillow, uint8": lambda: _ours(data, split, "pil"),
+        "ours: kernel, float on the CPU": lambda: map(_normalise, _ours(data, split, "kernel")),
+        "ours: kernel, uint8": lambda: _ours(data, split, "kernel"),
+    }
+    return loaders
+
+
+def rate(loader: Loader) -> Callable[[], float]:
+    """Images a second from the first batch to the last: the start of workers is not counted."""
+
+    def measure() -> float:
+        num_images, begin_s = 0, 0.0
+        for number, batch in enumerate(loader()):
+            images = batch.images if hasattr(batch, "images") else batch[0]
+            if number == 0:
+                begin_s = time.perf_counter()
+            else:
+                num_images += len(images)
+        return num_images / (time.perf_counter() - begin_s)
+
+    return measure
+
+
+def _pil_steps(split: str) -> Any:
+    crop = (
+        [transforms.RandomResizedCrop(SIZE), transforms.RandomHorizontalFlip()]
+        if split == "train"
+        else [transforms.Resize(256), transforms.CenterCrop(SIZE)]
+    )
+    return transforms.Compose([*crop, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+
+
+def _image_folder(root: Path, split: str) -> Iterable[Any]:
+    images = torchvision.datasets.ImageFolder(str(root), _pil_steps(split))
+    return DataLoader(images, BATCH, shuffle=split == "train", num_workers=WORKERS)
+
+
+def _tv_io(root: Path, split: str) -> Iterable[Any]:
+    crop = (
+        [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()]
+        if split == "train"
+        else [v2.Resize(256, antialias=True), v2.CenterCrop(SIZE)]
+    )
+    rgb = torchvision.io.ImageReadMode.RGB
+
+    def read(path: str) -> torch.Tensor:
+        return torchvision.io.decode_jpeg(torchvision.io.read_file(path), mode=rgb)
+
+    images = torchvision.datasets.ImageFolder(str(root), v2.Compose(crop), loader=read)
+    return DataLoader(images, BATCH, shuffle=split == "train", num_workers=WORKERS)
+
+
+def _webdataset(folder: Path, split: str) -> Iterable[Any]:
+    import webdataset as wds
+
+    shards = _make_shards(folder, split)
+    steps = _pil_steps(split)
+    images = (
+        wds.WebDataset(shards, shardshuffle=False, empty_check=False)
+        .decode("pil")
+        .to_tuple("jpg", "cls")
+        .map_tuple(steps, lambda label: label)
+        .batched(BATCH)
+    )
+    return DataLoader(images, batch_size=None, num_workers=WORKERS)
+
+
+def _make_shards(folder: Path, split: str) -> list[str]:
+    """Two tars of image and class pairs, as webdataset wants them; made once."""
+    names = [folder / f"shard-{split}-{number}.tar" for number in range(WORKERS)]
+    if not all(name.exists() for name in names):
+        paths = sorted((folder / split).rglob("*.JPEG"))
+        labels = {wnid: n for n, wnid in enumerate(sorted({p.parent.name for p in paths}))}
+        for number, name in enumerate(names):
+            with tarfile.open(name, "w") as tar:
+                for path in paths[number::WORKERS]:
+                    _add(tar, f"{path.stem}.jpg", path.read_bytes())
+                    _add(tar, f"{path.stem}.cls", str(labels[path.parent.name]).encode())
+    return [str(name) for name in names]
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, io.BytesIO(data))
+
+
+def _ours(data: Dataset, split: str, decoder: str) -> Iterable[Any]:
+    plan = BatchPlan(len(data.train), BATCH, BATCH, 0, 1)
+    images = Images(data.train, data.val, plan, SIZE, 0, choose_decoder(decoder))
+    steps = range(plan.steps_per_epoch)
+    items = [Item(0, step, 0) for step in steps]
+    if split == "val":
+        items = [Item(0, -1, part) for part in range(len(images.val_batches))]
+    return load_batches(images, items, WORKERS)
+
+
+def _normalise(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    mean = torch.tensor(MEAN).view(1, 3, 1, 1) * 255
+    std = torch.tensor(STD).view(1, 3, 1, 1) * 255
+    return (batch.images.float() - mean).div_(std), batch.labels
+
+
+def compare_pixels(data: Dataset) -> dict[str, float]:
+    """The kernel against Pillow's crop().resize(), over 200 images: the worst of each."""
+    kernel, pil = choose_decoder("kernel"), choose_decoder("pil")
+    indices = np.arange(min(200, len(data.train)))
+    uniforms = sample_uniforms(0, 0, indices, UNIFORMS_PER_SAMPLE)
+    worst_psnr, worst_bias = math.inf, 0.0
+    ours, theirs = (np.empty((SIZE, SIZE, 3), dtype=np.uint8) for _ in range(2))
+    for index in indices:
+        raw = data.train.read(int(index))
+        kernel.train(raw, "", uniforms[index], ours)
+        pil.train(raw, "", uniforms[index], theirs)
+        difference = ours.astype(float) - theirs
+        error = float(np.square(difference).mean())
+        worst_psnr = min(worst_psnr, 10 * math.log10(255**2 / error) if error else math.inf)
+        worst_bias = max(worst_bias, abs(float(difference.mean())))
+    return {"worst_psnr_db": round(worst_psnr, 1), "worst_mean_bias": round(worst_bias, 4)}
+
+
+def show(split: str, values: dict[str, list[float]]) -> dict[str, Any]:
+    """Prints the table of a split; gives it as a record."""
+    base = median(values[REFERENCE])
+    rows, record = [], {}
+    for name, rates in values.items():
+        ratio = median(rates) / base
+        rows.append([name, f"{median(rates):.0f}", f"{ratio:.2f}x"])
+        record[name] = {"images_per_s": rates, "ratio": ratio}
+    title = f"{split}: {WORKERS} cores, batches of {BATCH}, median of {len(rates)} rounds"
+    print_table(title, ["loader", "images/s", "against the first"], rows)
+    return record
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

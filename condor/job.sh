@@ -1,0 +1,90 @@
+#!/bin/bash
+# What runs in the slot: check, fetch, train. Only a verified model goes home. condor/train.sub sets the environment.
+#
+# Exit codes: 0 done, 85 stopped with a checkpoint (HTCondor starts this script again), 75 this slot or the network
+# failed (tried again elsewhere), 2 your mistake, 3 bad data, 4 diverged, 1 crash.
+set -uo pipefail
+
+mkdir -p out data # first of all: a listed output that does not exist is a hold
+printf -v BEGAN '%(%s)T' -1 # the job's limit counts from here, the fetch included
+export BEGAN PYTHONPATH=$PWD PYTHONUNBUFFERED=1
+: "${DATA:?}" "${EPOCHS:=5}" "${SEED:=0}" "${CHECKPOINT_HOURS:=2}" "${TRAIN:=}" "${FETCH:=}" "${PLUGIN:=false}" "${DATA_MODE:=tar}"
+child='' stopping=''
+
+on_term() {
+    stopping=yes
+    [[ -z $child ]] || kill -TERM "$child" 2>/dev/null
+}
+trap on_term TERM
+
+# Runs a command that hears of a SIGTERM; returns its own exit code.
+run() {
+    [[ -z $stopping ]] || return 75
+    "$@" &
+    child=$!
+    [[ -z $stopping ]] || kill -TERM "$child" 2>/dev/null
+    local code=0 again
+    while :; do
+        wait "$child" && code=0 || code=$?
+        kill -0 "$child" 2>/dev/null || break # else a signal ended the wait, not the command
+    done
+    wait "$child" 2>/dev/null && again=0 || again=$?
+    [[ $again == 127 ]] || code=$again
+    child=''
+    return "$code"
+}
+
+# Leaves the slot; only a job that goes on here (85) keeps its data.
+leave() {
+    local code=$1
+    if ((code > 128)); then
+        echo "error: ended by signal $((code - 128)); try again" >&2
+        code=75
+    fi
+    [[ $code == 85 ]] || rm -rf data
+    exit "$code"
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3 python /opt/conda/bin/python3 /usr/local/bin/python3 /usr/bin/python3; do
+        "$candidate" slot.py has-torch 2>/dev/null && echo "$candidate" && return
+    done
+}
+
+python=$(find_python)
+if [[ -z $python ]]; then
+    echo "error: no Python >= 3.10 with torch, torchvision, numpy and pillow here; choose another IMAGE or PYTHON" >&2
+    leave 2
+fi
+
+device=$("$python" slot.py check) || leave $?
+
+case $DATA in
+    dummy) source=(--dummy) ;;
+    *://*) source=(data) ;;
+    *) source=("$DATA") ;;
+esac
+if [[ $PLUGIN == true ]]; then
+    for url in ${DATA//,/ }; do # HTCondor put the files beside us; after an 85 they are where we put them
+        [[ ! -e ${url##*/} ]] || mv "${url##*/}" data/
+    done
+elif [[ $DATA == *://* ]]; then
+    read -r -a urls <<<"${DATA//,/ } $FETCH"
+    # A source that is down for an hour here may be up elsewhere; the same command goes on where it stopped.
+    run "$python" scripts/fetch_osdf.py --out data --record out --give-up-after 1h \
+        ${FEDERATION:+--federation "$FEDERATION"} "${urls[@]}" || leave $?
+fi
+if [[ $DATA_MODE == extract && $DATA == *://* ]]; then
+    run "$python" slot.py extract || leave $?
+fi
+
+read -r -a extra <<<"$TRAIN"
+limit=$("$python" slot.py deadline)
+run "$python" -m train "${source[@]}" --output out --epochs "$EPOCHS" --seed "$SEED" --device "$device" --save-model \
+    --checkpoint-minutes "$("$python" slot.py minutes)" ${limit:+--deadline "$limit"} ${extra[@]+"${extra[@]}"}
+code=$?
+
+# The trainer's word is in run.json; what it left in out/ is taken home only if that is so.
+"$python" slot.py verify "$code"
+leave $?

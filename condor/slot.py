@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""What job.sh asks in the slot: is there torch, a GPU, room; until when; was it trained?"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+OUT, DATA = Path("out"), Path("data")
+NEEDED = ("torch", "torchvision", "numpy", "PIL")
+GB = 1 << 30  # as HTCondor counts
+EXTRA_BYTES = 2 * GB  # checkpoints and the index of the tar, beside the data
+LAST_MINUTES_S = 900.0  # of a pilot: worked in until it ends, since eviction saves a checkpoint
+LAST_STEP = Path("last_step")  # the newest checkpoint when the one before was taken home
+
+
+class SlotError(Exception):
+    """One line for the user, and the exit code: 2 his mistake, 75 this slot's."""
+
+    def __init__(self, message: str, code: int = 75) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def read_ad(path: str | None) -> dict[str, str]:
+    """The plain values of a ClassAd file, by lower-case name."""
+    if not path or not Path(path).is_file():
+        return {}
+    pairs = [line.partition("=") for line in Path(path).read_text(errors="replace").splitlines()]
+    return {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
+
+
+def has_torch() -> None:
+    """Fails unless this Python can run the trainer."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing or sys.version_info < (3, 10):
+        raise SlotError(f"no {', '.join(missing)} in {sys.executable} {sys.version.split()[0]}", 2)
+
+
+def check(env: Mapping[str, str]) -> str:
+    """The device to train on; whatever is missing is said before anything long starts."""
+    if "://" in env.get("DATA", ""):  # the fetch looks at the network in its first second
+        check_disk(env)
+    return check_gpu(env)
+
+
+def check_disk(env: Mapping[str, str]) -> None:
+    """Fails unless the data fits: on the disk, and into what the slot was given of it."""
+    copies = 2.1 if env.get("DATA_MODE") == "extract" else 1.0
+    used = sum(path.lstat().st_blocks * 512 for path in Path().rglob("*") if path.is_file())
+    needed = copies * float(env.get("DATA_GB") or 0) * GB + EXTRA_BYTES - used
+    free = shutil.disk_usage(".").free
+    given_kib = read_ad(env.get("_CONDOR_MACHINE_AD")).get("disk", "")
+    if given_kib.isdigit():
+        free = min(free, int(given_kib) * 1024 - used)
+    if needed > free:
+        raise SlotError(
+            f"the data needs {needed / GB:.1f} GB more and {free / GB:.1f} GB are free in this "
+            "slot; tried again elsewhere (is DATA_GB right?)"
+        )
+
+
+def check_gpu(env: Mapping[str, str]) -> str:
+    """'cuda' or, where the user allows it, 'cpu'."""
+    given = env.get("CUDA_VISIBLE_DEVICES", "")
+    allowed = env.get("ALLOW_CPU") == "1"
+    if not given and not allowed:
+        raise SlotError("this slot has no GPU (was request_gpus removed?); ALLOW_CPU=1 goes on", 2)
+    if allowed and not Path("/dev/nvidiactl").exists():
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if allowed:
+        return "cpu"
+    raise SlotError(
+        f"CUDA_VISIBLE_DEVICES={given} but torch {torch.__version__} can use no GPU here; tried "
+        "again elsewhere (ALLOW_CPU=1 goes on without)"
+    )
+
+
+def find_deadline(env: Mapping[str, str], now: float) -> float | None:
+    """The unix time by which to have stopped: the job's own limit, or the end of the pilot."""
+    job, machine = read_ad(env.get("_CONDOR_JOB_AD")), read_ad(env.get("_CONDOR_MACHINE_AD"))
+    limits = []
+    if job.get("allowedexecuteduration", "").isdigit():  # counted from the start of job.sh
+        began = float(env.get("BEGAN") or now)
+        limits.append(began + int(job["allowedexecuteduration"]))
+    pilot_end = machine.get("glidein_todie", "")
+    if pilot_end.isdigit() and int(pilot_end) > now + LAST_MINUTES_S:
+        limits.append(float(pilot_end))
+    return min(limits, default=None)
+
+
+def extract() -> None:
+    """Unpacks the tars in data/ beside them; quick when that was done before."""
+    found = {kind: DATA / f"ILSVRC2012_img_{kind}.tar" for kind in ("train", "val")}
+    kinds = [kind for kind, tar in found.items() if tar.exists()]
+    if not kinds:
+        raise SlotError("DATA_MODE=extract needs ILSVRC2012_img_train.tar or _val.tar in DATA", 2)
+    command = [sys.executable, "scripts/extract_ILSVRC_mp.py", "--output_dir", str(DATA)]
+    command += ["--record", str(OUT)]
+    for kind in kinds:
+        command += [f"--{kind}_tar", str(found[kind])]
+    command += ["--run_type", "all" if len(kinds) == 2 else kinds[0]]
+    raise SystemExit(subprocess.run(command).returncode)
+
+
+def verify(code: int) -> int:
+    """The job's exit code; a model that was not trained to the end is thrown away."""
+    if code == 0:
+        problem = find_problem(_read_run())
+    else:
+        problem = find_standstill() if code == 85 else ""
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+        code = 3 if code == 0 else 75
+    if code != 0:
+        for model in OUT.glob("imagenet_*.pt"):
+            model.unlink()
+    elif os.environ.get("KEEP_CHECKPOINTS") != "1":
+        shutil.rmtree(OUT / "ckpt", ignore_errors=True)
+    return code
+
+
+def find_standstill() -> str:
+    """Why a stop is no checkpoint: HTCondor would start a job that stands still again and again."""
+    steps = sorted((OUT / "ckpt").glob("step-*.pt"))
+    newest = steps[-1].name if steps else ""
+    before = LAST_STEP.read_text() if LAST_STEP.exists() else ""
+    if newest == before:
+        return f"stopped without a step since the last checkpoint ({before or 'none'}); try again"
+    LAST_STEP.write_text(newest)
+    for old in steps[:-1]:  # each one costs a transfer
+        old.unlink()
+    return ""
+
+
+def find_problem(run: Mapping[str, Any]) -> str:
+    """Why what lies in out/ is no trained model, or an empty string."""
+    if not run:
+        return "the trainer left no run.json; nothing is taken home"
+    if run.get("status") != "done" or run.get("exit_code") != 0:
+        return f"run.json says {run.get('status')}, exit {run.get('exit_code')}; no model goes home"
+    if not run.get("images_trained"):
+        return "run.json says that nothing was trained; no model goes home"
+    models = list(OUT.glob("imagenet_*.pt"))
+    if len(models) != 1 or models[0].stat().st_size == 0:
+        return f"{len(models)} models in out/"
+    return ""
+
+
+def _read_run() -> dict[str, Any]:
+    try:
+        run = json.loads((OUT / "run.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return run if isinstance(run, dict) else {}
+
+
+def main(arguments: list[str]) -> int:
+    """Answers one question of job.sh on stdout; an error is one line and an exit code."""
+    env, question = os.environ, arguments[0]
+    try:
+        if question == "has-torch":
+            has_torch()
+        elif question == "check":
+            print(check(env))
+        elif question == "deadline":
+            deadline = find_deadline(env, time.time())
+            print("" if deadline is None else f"{deadline:.0f}")
+        elif question == "minutes":
+            print(60 * float(env.get("CHECKPOINT_HOURS") or 2))
+        elif question == "extract":
+            extract()
+        elif question == "verify":
+            return verify(int(arguments[1]))
+    except SlotError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

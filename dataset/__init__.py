@@ -1,0 +1,1 @@
+"""Bytes to images: archives, indexes, extraction, transfers. Nothing here imports torch."""

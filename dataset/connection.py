@@ -1,0 +1,241 @@
+"""HTTP as the transfers need it: connections are kept, and cut from outside when they stall."""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+import ssl
+import string
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import cast
+from urllib.parse import quote, urljoin, urlsplit
+
+from dataset.federation import is_address
+from dataset.tls import tls_context
+from dataset.tokens import redact
+
+USER_AGENT = "trainyard-fetch/1"
+CONNECT_S = 10.0
+MAX_REDIRECTS = 5
+MAX_DOCUMENT = 64 << 20  # a listing of a large collection; discovery and director answers are tiny
+REDIRECTS = (301, 302, 303, 307, 308)
+# What a transfer may meet on the way to a server; all of it is a passing failure.
+NETWORK_ERRORS = (OSError, http.client.HTTPException, ssl.SSLError)
+
+
+class ProtocolError(OSError):
+    """An answer that breaks the rules of HTTP or is not what was asked for."""
+
+
+class Connection:
+    """One TCP connection to a server; `cut` may be called from any thread and never blocks."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        self.place = (parts.scheme, parts.hostname or "", parts.port)
+        connect_s = min(CONNECT_S, timeout_s)
+        if parts.scheme == "https":
+            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
+                self.place[1], parts.port, timeout=connect_s, context=tls_context()
+            )
+        else:
+            self._http = http.client.HTTPConnection(self.place[1], parts.port, timeout=connect_s)
+        self._timeout_s = timeout_s
+        self.was_used = False
+        self._sock: socket.socket | None = None
+        self._cut = False
+
+    def request(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
+        """Sends one request and reads the head of its answer."""
+        if self._http.sock is None:
+            self._http.connect()
+            self._sock = sock = cast(socket.socket, self._http.sock)
+            sock.settimeout(self._timeout_s)
+        if self._cut:
+            raise ProtocolError("the connection was cut")
+        parts = urlsplit(url)
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        path = quote(path, safe=string.punctuation)  # a server's redirect may hold anything
+        self._http.request(method, path, headers={"User-Agent": USER_AGENT, **headers})
+        return Answer(self, self._http.getresponse(), url)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the connection is open and empty: fit for another request."""
+        sock = self._http.sock
+        if sock is None or self._cut:
+            return False
+        if isinstance(sock, ssl.SSLSocket) and sock.pending():
+            return False
+        with suppress(OSError, ValueError):
+            return not select.select([sock], [], [], 0)[0]
+        return False
+
+    @property
+    def was_cut(self) -> bool:
+        return self._cut
+
+    def cut(self) -> None:
+        """Ends the connection under a thread that waits in it."""
+        self._cut = True
+        # http.client forgets the socket of an answer that ends with the connection; we do not.
+        if self._sock is not None:
+            with suppress(OSError):
+                # Not the TLS socket's own method: it pulls the session from under the reader.
+                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._http.close()
+
+
+class Answer:
+    """The head of an answer, and its body on demand."""
+
+    def __init__(
+        self, connection: Connection, response: http.client.HTTPResponse, url: str
+    ) -> None:
+        self.connection = connection
+        self.url = url
+        self.status = response.status
+        self.headers: dict[str, str] = {}
+        for name, value in response.getheaders():  # a repeated one goes on in the same list
+            before = self.headers.get(name.lower())
+            self.headers[name.lower()] = f"{before}, {value}" if before else value
+        self.length: int | None = response.length
+        self._response = response
+
+    def readinto(self, view: memoryview) -> int:
+        """Bytes of one receive into the view; 0 at the end. Returns early rather than waiting."""
+        response = self._response
+        if response.chunked or response.fp is None:
+            data = response.read1(len(view))
+            view[: len(data)] = data
+            return len(data)
+        # HTTPResponse.readinto waits until the view is full, which would hide a stall.
+        return response.fp.readinto1(view)
+
+    def read_all(self) -> bytes:
+        """The whole body of a small document."""
+        body = self._response.read(MAX_DOCUMENT + 1)
+        if len(body) > MAX_DOCUMENT:
+            raise ProtocolError(f"an answer of more than {MAX_DOCUMENT >> 20} MiB")
+        if self.length is not None and len(body) != self.length and self._response.length:
+            raise ProtocolError(f"the answer ended after {len(body)} of {self.length} bytes")
+        return body
+
+    def release(self, received: int) -> bool:
+        """Ends the answer after `received` bytes; True when its connection can be used again."""
+        whole = self.length is not None and received == self.length
+        keep = whole and not self._response.will_close
+        self._response.close()
+        return keep and self.connection.is_quiet
+
+
+class Pool:
+    """Idle connections by place, shared by all threads of a transfer."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._idle: dict[tuple[str, str, int | None], list[Connection]] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def take(self, url: str) -> Connection:
+        parts = urlsplit(url)
+        place = (parts.scheme, parts.hostname or "", parts.port)
+        with self._lock:
+            kept = self._idle.get(place, [])
+            while kept:
+                connection = kept.pop()
+                if connection.is_quiet:
+                    return connection
+                connection.close()
+        return Connection(url, self.timeout_s)
+
+    def ask(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        hold: Callable[[Connection], None] = lambda connection: None,
+    ) -> Answer:
+        """The head of an answer. A server may close a kept connection just as it is used again:
+        that is no failure of the server, and the request goes out once more on a new one."""
+        while True:
+            connection = self.take(url)
+            hold(connection)
+            try:
+                return connection.request(method, url, headers)
+            except NETWORK_ERRORS as error:
+                connection.close()
+                is_stale = isinstance(error, (ConnectionError, http.client.RemoteDisconnected))
+                if not (connection.was_used and is_stale and not connection.was_cut):
+                    raise
+
+    def give(self, connection: Connection) -> None:
+        connection.was_used = True
+        with self._lock:
+            if self._is_closed:
+                connection.close()
+            else:
+                self._idle.setdefault(connection.place, []).append(connection)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            for kept in self._idle.values():
+                for connection in kept:
+                    connection.close()
+            self._idle.clear()
+
+
+def get_document(
+    pool: Pool, url: str, headers: Mapping[str, str], method: str = "GET", follow: bool = True
+) -> tuple[int, dict[str, str], bytes, str]:
+    """(status, headers, body, final address) of a small document.
+
+    Redirects are followed without Authorization: it is meant for the first host alone.
+    """
+    headers = dict(headers)
+    for _ in range(MAX_REDIRECTS + 1):
+        answer = pool.ask(method, url, headers)
+        connection = answer.connection
+        try:
+            body = answer.read_all() if method != "HEAD" else b""
+            answer.release(answer.length or 0)
+        except BaseException:
+            connection.close()
+            raise
+        if connection.is_quiet and answer.headers.get("connection", "").lower() != "close":
+            pool.give(connection)
+        else:
+            connection.close()
+        if not follow or answer.status not in REDIRECTS or "location" not in answer.headers:
+            return answer.status, answer.headers, body, url
+        url = redirect_target(url, answer.headers["location"])
+        headers.pop("Authorization", None)
+    raise ProtocolError(f"more than {MAX_REDIRECTS} redirects, the last to {redact(url)}")
+
+
+def redirect_target(url: str, location: str) -> str:
+    """Where a Location leads; only http and https are followed."""
+    target = urljoin(url, location)
+    if not is_address(target):
+        raise ProtocolError(f"a redirect to {redact(target)!r} is not followed")
+    return target
+
+
+def explain(error: BaseException) -> str:
+    """A failure in a few words without secrets, for counters and messages."""
+    if isinstance(error, socket.gaierror):
+        return "name not found"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate not accepted ({error.verify_message})"
+    if isinstance(error, http.client.HTTPException):
+        return f"broken answer ({type(error).__name__})"
+    text = redact(error.strerror or str(error) if isinstance(error, OSError) else str(error))
+    return text or type(error).__name__

@@ -1,0 +1,123 @@
+"""Who fetches what from where: leases are dealt, silent ones hedged, slow ones shared."""
+
+from __future__ import annotations
+
+import logging
+
+from dataset.blocks import BLOCK_CHUNKS, BlockMap, Lease
+from dataset.journal import CHUNK
+from dataset.lookup import Options
+from dataset.sources import Source, Sources
+
+log = logging.getLogger("trainyard.fetch")
+
+HEDGE_S = 1.0  # a silent block is not hedged sooner than this
+STEAL_S = 1.0  # near the end: what takes longer than this is shared with an idle connection
+# Beyond this the CPU is the limit and not the network: measured on loopback, 2 connections moved
+# 1.0 GB/s where 8 moved 0.8. A slower network never comes near it and gets all connections.
+FULL_BYTES_PER_S = 600e6
+MIN_CONNECTIONS = 2
+START_CONNECTIONS = 4  # until the first block tells how fast the network is
+
+
+class Dealer:
+    """The leases that are out, and the rules by which new ones are given; under the lock."""
+
+    def __init__(self, blocks: BlockMap, sources: Sources, options: Options) -> None:
+        self.out: set[Lease] = set()
+        self.num_hedges = self.num_steals = 0
+        self.needs_company = False  # a block is silent, and nobody is there to hedge it to
+        self._blocks, self._sources, self._options = blocks, sources, options
+
+    @property
+    def num_silent(self) -> int:
+        """Connections that hold a thread but bring nothing."""
+        return sum(lease.stall_counted for lease in self.out)
+
+    def deal(self, now: float) -> Lease | None:
+        """The next lease for an idle connection; None when it has to wait."""
+        if len(self.out) - self.num_silent >= self._wanted_connections():
+            return None
+        lease = self._take_waiting(now) or self._steal(now)
+        if lease is not None:
+            self.out.add(lease)
+        return lease
+
+    def watch(self, now: float) -> bool:
+        """Hedges silent leases to other sources, cuts those that stay silent; True if any was."""
+        self.needs_company = False
+        silent = [lease for lease in self.out if self._watch_one(lease, now)]
+        return bool(silent)
+
+    def _watch_one(self, lease: Lease, now: float) -> bool:
+        idle_s = now - lease.progress_at
+        source = lease.source
+        assert source is not None
+        if lease.cancelled:
+            return False
+        if idle_s >= self._options.stall_s:
+            log.info("%s: silent for %.1f s, connection given up", source.label, idle_s)
+            self._count_stall(lease, source, now)
+            lease.cancel("stalled")
+            return True
+        if lease.rival is None and self._wants_hedge(source, idle_s, now):
+            self._count_stall(lease, source, now)
+            self.num_hedges += 1
+            self._blocks.hedge(lease)
+            return True
+        return False
+
+    def _wants_hedge(self, source: Source, idle_s: float, now: float) -> bool:
+        """Silent for max(1 s, 3 x the median block time), and another source is there."""
+        median_s = self._blocks.median_block_s()
+        if median_s is None or idle_s < max(HEDGE_S, 3 * median_s):
+            return False
+        has_other = self._sources.has_other(source, now)
+        self.needs_company = self.needs_company or not has_other
+        return has_other
+
+    def _count_stall(self, lease: Lease, source: Source, now: float) -> None:
+        if not lease.stall_counted:
+            lease.stall_counted = True
+            self._sources.stalled(source, now)
+
+    def _wanted_connections(self) -> int:
+        """All that were asked for, or as few as a very fast network needs; few to begin with."""
+        rates = [source.rate for source in self._sources.usable if source.rate]
+        if not rates:
+            return min(self._options.connections, START_CONNECTIONS)
+        few = int(FULL_BYTES_PER_S * len(rates) / sum(rates))
+        return min(self._options.connections, max(MIN_CONNECTIONS, few))
+
+    def _take_waiting(self, now: float) -> Lease | None:
+        waiting = self._blocks.peek()
+        source = self._sources.pick(now, waiting.avoid) if waiting is not None else None
+        if source is None:
+            return None
+        max_chunks = self._blocks.block_chunks(source.rate, self._options.connections)
+        if source.failures:
+            max_chunks = BLOCK_CHUNKS  # on trial
+        if not source.has_ranges:
+            max_chunks = self._blocks.num_chunks  # all that follows comes in the same answer
+        return self._begin(self._blocks.take(max_chunks), source, now)
+
+    def _steal(self, now: float) -> Lease | None:
+        """Near the end: half of what a slow connection still has to do."""
+        best, best_s = None, STEAL_S
+        for lease in self.out:
+            done = (lease.position - lease.first) * CHUNK + lease.partial
+            if lease.cancelled or lease.rival is not None or lease.remaining < 2 or not done:
+                continue
+            left_s = lease.remaining * CHUNK / (done / max(now - lease.started, 1e-3))
+            if left_s > best_s:
+                best, best_s = lease, left_s
+        source = self._sources.pick(now) if best is not None else None
+        if best is None or source is None or not source.has_ranges:
+            return None
+        self.num_steals += 1
+        return self._begin(self._blocks.split(best), source, now)
+
+    def _begin(self, lease: Lease, source: Source, now: float) -> Lease:
+        lease.source, lease.started, lease.progress_at = source, now, now
+        source.active += 1
+        return lease

@@ -1,0 +1,87 @@
+"""The exit codes of every command, and the exceptions that carry them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+DONE = 0
+CRASH = 1  # our bug: a traceback
+USER_MISTAKE = 2
+BAD_DATA = 3
+DIVERGED = 4
+TRY_AGAIN = 75  # a passing failure (sysexits' EX_TEMPFAIL)
+CHECKPOINTED = 85  # stopped with a checkpoint, unfinished: run me again
+INTERRUPTED = 130
+
+
+class CommandError(ValueError):
+    """An error whose text is a whole message: what was wrong, the value seen, the fix."""
+
+    exit_code = USER_MISTAKE
+
+
+class UserError(CommandError):
+    """The user's mistake: one line says what and how to fix it."""
+
+
+class DataError(CommandError):
+    """Data failed verification."""
+
+    exit_code = BAD_DATA
+
+
+class PassingError(CommandError):
+    """A passing failure: the same command may work later."""
+
+    exit_code = TRY_AGAIN
+
+
+# Errors of the operating system that are about the user's files and not about our code.
+_USER_ERRNOS = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EISDIR: "a file is expected here, not a folder",
+    errno.EACCES: "check the permissions",
+    errno.EPERM: "check the permissions",
+    errno.EROFS: "choose a folder that can be written",
+    errno.ENOSPC: "free some space and run the same command again",
+    errno.EDQUOT: "free some of your quota and run the same command again",
+    errno.ENAMETOOLONG: "choose a shorter path",
+}
+
+
+def describe_os_error(error: OSError) -> str | None:
+    """The one-line message for an OSError that the user can fix, or None when it is our bug."""
+    fix = _USER_ERRNOS.get(error.errno or 0)
+    if fix is None:
+        return None
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror}{where}; {fix}"
+
+
+def run_command(main: Callable[[], int | None]) -> int:
+    """The exit code of main(), with a CommandError or a user's OSError printed as one line."""
+    try:
+        return main() or DONE
+    except CommandError as error:
+        return _report(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _report("interrupted; run the same command again to continue", INTERRUPTED)
+    except BrokenPipeError:  # `… | head`: keep the interpreter's last flush quiet too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except OSError as error:
+        message = describe_os_error(error)
+        if message is None:
+            raise
+        return _report(message, USER_MISTAKE)
+
+
+def _report(message: str, code: int) -> int:
+    logging.getLogger("trainyard").debug("exit %d", code, exc_info=True)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,190 @@
+"""The story of one fetch: look up, resume, transfer, verify, and only then the final name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dataset import checksum
+from dataset.acceptance import accept_existing, mend_or_refuse, verify_by_server, whole_checksum
+from dataset.compare import TooDifferent
+from dataset.connection import Pool
+from dataset.digests import DigestAsker, HashFollower, pick_kinds
+from dataset.errors import PassingError
+from dataset.federation import Target
+from dataset.folder import Ledger, check_space
+from dataset.journal import Journal, Progress, journal_path, part_path
+from dataset.lookup import Access, Lookup, Options
+from dataset.partial import discard, open_part, resume
+from dataset.probe import find_size
+from dataset.store import ChunkStore
+from dataset.summary import Summary
+from dataset.transfer import ObjectChanged, Transfer
+from dataset.verify import read_block_checks
+
+log = logging.getLogger("trainyard.fetch")
+
+MAX_STARTS = 3  # an object that changes again and again under our hands
+Tick = Callable[[Transfer], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One object to fetch: from where, to where, and what it must be."""
+
+    target: Target
+    path: Path
+    ledger: Ledger
+    given: Mapping[str, str] = field(default_factory=dict)  # kind -> hex, from the user
+    index: Path | None = None  # a TAR.index with block checksums
+
+
+def fetch_object(
+    job: Job, access: Access, options: Options, on_tick: Tick = lambda transfer: None
+) -> Summary:
+    """Fetches one object to its final name; an exception carries the summary as `summary`."""
+    summary = Summary(job.target.identity, str(job.path))
+    started = time.monotonic()
+    pool = Pool(options.stall_s)
+    lookup = Lookup(job.target, access, options, pool)
+    try:
+        _fetch(job, lookup, summary, on_tick)
+        summary.status = "done"
+    except Exception as error:
+        summary.error = str(error)
+        error.summary = summary  # type: ignore[attr-defined]
+        raise
+    finally:
+        summary.seconds = round(time.monotonic() - started, 3)
+        summary.sources = [source.describe() for source in lookup.sources.all]
+        summary.lookups = lookup.num_lookups
+        lookup.close()
+        pool.close()
+    return summary
+
+
+def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
+    if _is_done(job, summary):
+        return
+    for _ in range(MAX_STARTS):
+        summary.size = find_size(lookup)
+        if job.path.exists():
+            accept_existing(job.path, job.given, summary)
+            job.ledger.add(
+                [job.ledger.make(job.path, job.target.identity, summary.verified, job.given)]
+            )
+            return
+        try:
+            _fetch_once(job, lookup, summary, on_tick)
+            return
+        except (ObjectChanged, TooDifferent) as error:
+            summary.say(f"the object changed at its source ({error}); starting over")
+            discard(job.path)
+            lookup.sources.all.clear()
+    raise PassingError(f"{job.target.identity} keeps changing at its source; try again later")
+
+
+def _is_done(job: Job, summary: Summary) -> bool:
+    """Whether the file was fetched and verified before; a new digest asks for a new look."""
+    record = job.ledger.find(job.path, job.target.identity)
+    known = record.get("digests", {}) if record else {}
+    if record is None or any(known.get(kind) != value for kind, value in job.given.items()):
+        return False
+    summary.size = summary.resumed_bytes = record["size"]
+    summary.verified = list(record.get("verified", ()))
+    by = ", ".join(summary.verified) or "its size alone"
+    summary.say(f"{job.path.name} is here already, verified by {by}")
+    discard(job.path)  # what a kill between the last two steps of a fetch left
+    return True
+
+
+def _fetch_once(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
+    checks, why = read_block_checks(job.index, summary.size) if job.index else (None, "no index")
+    if job.index is not None and checks is None and why != "no index":
+        summary.say(f"block checksums are not used: {why}")
+    kinds = pick_kinds(job.given)
+    progress = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
+    _compare_etags(lookup, progress)
+    check_space(job.path, summary.size)
+    summary.resumed_bytes = min(len(progress.chunks) << 20, summary.size)
+    fd = open_part(job.path, summary.size)
+    journal = Journal.create(journal_path(job.path), progress)
+    try:
+        store = ChunkStore(fd, journal, progress, lookup.lock, lookup.sources, checks, summary.say)
+        transfer = Transfer(lookup, store)
+        try:
+            digest = _run(job, transfer, progress, summary, on_tick)
+            if checks is not None:
+                summary.verified.append(f"block_crc32c ({checks.where})")
+            verify_by_server(lookup, store, digest, summary)
+            os.fsync(fd)
+        finally:
+            _count(transfer, summary)
+    finally:
+        with lookup.lock:  # a late digest may be about to be written down
+            journal.close()
+        os.close(fd)
+    _finish(job, summary)
+
+
+def _compare_etags(lookup: Lookup, progress: Progress) -> None:
+    """Within one source an ETag tells whether the object changed since an earlier start."""
+    for source in lookup.sources.all:
+        known = progress.etags.get(source.label)
+        if known is not None and source.etag is not None and known != source.etag:
+            raise ObjectChanged(f"{source.label}: its ETag was {known} and is {source.etag}")
+        source.etag = source.etag or known
+
+
+def _run(
+    job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
+) -> tuple[str, str, str] | None:
+    """Transfers, with hashes following and the server's digest asked beside it."""
+    store = transfer.store
+    follower = HashFollower(store, [kind for kind in job.given if kind in checksum.HASHES])
+    asker = None
+    if not job.given and store.checks is None:
+        asker = DigestAsker(transfer, progress)
+
+    def tick() -> None:
+        if asker is not None:
+            asker.start_when_late()
+        on_tick(transfer)
+
+    try:
+        transfer.run(tick)
+        on_tick(transfer)
+        found = follower.finish()
+    finally:
+        follower.stop()
+    for kind, wanted in job.given.items():
+        value = found[kind] if kind in found else whole_checksum(store, kind)
+        if value != wanted:
+            mend_or_refuse(transfer.lookup, store, kind, wanted, summary, "given")
+        summary.verified.append(f"{kind} (given)")
+    return asker.wait() if asker is not None else None
+
+
+def _count(transfer: Transfer, summary: Summary) -> None:
+    waste = transfer.store.waste
+    summary.fetched_bytes = sum(source.bytes for source in transfer.sources.all)
+    summary.bytes_twice = vars(waste)
+    summary.hedges = transfer.num_hedges
+
+
+def _finish(job: Job, summary: Summary) -> None:
+    """The final name, durable; the record first, so that a kill in between costs nothing."""
+    part = part_path(job.path)
+    record = job.ledger.make(part, job.target.identity, summary.verified, job.given)
+    job.ledger.add([{**record, "name": job.ledger.name_of(job.path)}])
+    part.replace(job.path)
+    journal_path(job.path).unlink()
+    folder = os.open(job.path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,168 @@
+"""TAR.index, the file: one .npz that says where each image of a tar is."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataset.block_sums import BLOCK_SIZE
+from dataset.errors import DataError
+from dataset.listing import Listing
+from dataset.tar_entry import BLOCK
+
+FORMAT = 1
+SUFFIX = ".index"
+_REQUIRED = {
+    "tar_size", "offset", "size", "label", "names", "name_offset", "classes", "class_offset",
+    "labels_from", "first_header", "last_header", "last_header_offset",
+}  # fmt: skip
+_AGAIN = "write it again: python scripts/index_tar.py {}"
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """The images of a tar in sample order: bytes [offset[i], offset[i] + size[i]) of the tar."""
+
+    tar: Path
+    offset: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+    label: npt.NDArray[np.int32]
+    classes: list[str]
+    names: npt.NDArray[np.uint8]  # all file names one after the other
+    name_offset: npt.NDArray[np.int64]
+    labels_from: str  # "" when folders or class tars say the class, else which label file
+    block_size: int = 0
+    block_crc32c: npt.NDArray[np.uint32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def name(self, i: int) -> str:
+        """The file name of image i (n01440764_10026.JPEG)."""
+        blob = self.names[self.name_offset[i] : self.name_offset[i + 1]]
+        return blob.tobytes().decode("utf-8", "surrogateescape")
+
+
+def pack_listing(
+    listing: Listing, tar_size: int, sums: npt.NDArray[np.uint32] | None, labels_from: str
+) -> dict[str, Any]:
+    """The arrays of the file, apart from the two headers that tie it to its tar."""
+    names, name_offset = _pack(listing.names)
+    classes, class_offset = _pack(listing.classes)
+    arrays: dict[str, Any] = {
+        "format": np.int64(FORMAT),
+        "tar_size": np.int64(tar_size),
+        "offset": listing.offset,
+        "size": listing.size,
+        "label": listing.label,
+        "names": names,
+        "name_offset": name_offset,
+        "classes": classes,
+        "class_offset": class_offset,
+        "labels_from": np.frombuffer(labels_from.encode() if listing.is_flat else b"", np.uint8),
+    }
+    if sums is not None:
+        arrays |= {"block_size": np.int64(BLOCK_SIZE), "block_crc32c": sums}
+    return arrays
+
+
+def _pack(names: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    offsets = np.zeros(len(names) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, names), np.int64, len(names)), out=offsets[1:])
+    return np.frombuffer(b"".join(names), np.uint8), offsets
+
+
+def make_index(arrays: dict[str, Any], tar: Path) -> TarIndex:
+    """The index that the arrays of a file describe."""
+    bounds = arrays["class_offset"].tolist()
+    classes = arrays["classes"].tobytes()
+    sums = arrays.get("block_crc32c")
+    return TarIndex(
+        tar,
+        arrays["offset"],
+        arrays["size"],
+        arrays["label"],
+        [os.fsdecode(classes[a:b]) for a, b in itertools.pairwise(bounds)],
+        arrays["names"],
+        arrays["name_offset"],
+        arrays["labels_from"].tobytes().decode(),
+        int(arrays["block_size"]) if sums is not None else 0,
+        sums,
+    )
+
+
+def write_whole(arrays: dict[str, Any], place: Path) -> None:
+    """Writes to a name of its own first: jobs may build the same index at the same time."""
+    part = place.with_name(f"{place.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(part, "xb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load_index(place: Path, tar: Path) -> TarIndex:
+    """The index at a place; one that is damaged or belongs to another tar is refused."""
+    arrays = _read(place)
+    _check_belongs(arrays, place, tar)
+    index = make_index(arrays, tar)
+    n, k = len(index.offset), len(index.classes)
+    whole = (
+        len(index.size) == len(index.label) == n > 0
+        and len(index.name_offset) == n + 1
+        and index.name_offset[-1] == len(index.names)
+        and bool(((index.label >= 0) & (index.label < k) & (index.size > 0)).all())
+        and bool(((index.offset > 0) & (index.offset + index.size <= arrays["tar_size"])).all())
+    )
+    if not whole:
+        raise DataError(f"{place} contradicts itself; {_AGAIN.format(tar)}")
+    return index
+
+
+def belongs(place: Path, tar: Path) -> bool:
+    """Whether the index at a place is whole and of this tar."""
+    try:
+        _check_belongs(_read(place), place, tar)
+    except DataError:
+        return False
+    return True
+
+
+def _read(place: Path) -> dict[str, Any]:
+    with open(place, "rb") as raw:
+        try:
+            with np.load(raw, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except Exception as error:  # zipfile, zlib and numpy have a dozen kinds for damaged bytes
+            raise DataError(f"{place} is damaged ({error}); index the tar again") from None
+    if not np.array_equal(arrays.get("format", 0), FORMAT):
+        raise DataError(f"{place} has format {arrays.get('format')}, this code reads {FORMAT}")
+    missing = _REQUIRED - arrays.keys()
+    if missing:
+        raise DataError(f"{place} is damaged: it has no {min(missing)}; index the tar again")
+    return arrays
+
+
+def _check_belongs(arrays: dict[str, Any], place: Path, tar: Path) -> None:
+    with open(tar, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        first = os.pread(file.fileno(), BLOCK, 0)
+        last = os.pread(file.fileno(), BLOCK, int(arrays["last_header_offset"]))
+    if size != int(arrays["tar_size"]):
+        why = f"the tar has {size} bytes, the indexed one had {int(arrays['tar_size'])}"
+    elif first != arrays["first_header"].tobytes() or last != arrays["last_header"].tobytes():
+        why = "the first or last header of the tar is another one"
+    else:
+        return
+    raise DataError(f"{place} does not belong to {tar}: {why}; {_AGAIN.format(tar)}")

@@ -1,0 +1,168 @@
+"""The journal beside a partial file: which MiB have arrived, their checksums, and from where."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CHUNK = 1 << 20  # the step of progress: what a kill can cost a connection
+FORMAT = 1
+
+
+@dataclass
+class Progress:
+    """What a journal tells: chunk -> (source number, checksums in the order of `kinds`)."""
+
+    identity: str
+    size: int
+    kinds: tuple[str, ...]
+    boot_id: str
+    chunks: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
+    etags: dict[str, str] = field(default_factory=dict)
+
+
+def part_path(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def journal_path(path: Path) -> Path:
+    return path.with_name(path.name + ".part.journal")
+
+
+def num_chunks(size: int) -> int:
+    return -(-size // CHUNK)
+
+
+def chunk_length(chunk: int, size: int) -> int:
+    return min(CHUNK, size - chunk * CHUNK)
+
+
+def read_boot_id() -> str:
+    """What changes with every boot of the machine, so that it tells a crash from a kill."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Journal:
+    """Appends one line per event; every line is one write, after the bytes that it vouches for.
+
+    The kernel keeps both writes in this order through a kill -9. A power cut may lose or mix
+    them, which the boot id of the head tells: the chunks are then read and checked again.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    @classmethod
+    def create(cls, path: Path, progress: Progress) -> Journal:
+        """A new journal that holds what `progress` knows, under its name only when it is whole."""
+        new = path.with_name(path.name + ".new")
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        lines: list[Any] = [_head(progress)]
+        lines += [["source", name] for name in progress.sources]
+        lines += [["digest", kind, value] for kind, value in progress.digests.items()]
+        lines += [["etag", place, value] for place, value in progress.etags.items()]
+        lines += [["ok", n, s, *values] for n, (s, values) in sorted(progress.chunks.items())]
+        _write(fd, b"".join(_line(line) for line in lines))
+        os.fsync(fd)
+        new.replace(path)
+        return cls(path, fd)
+
+    def add_source(self, name: str) -> None:
+        _write(self._fd, _line(["source", name]))
+
+    def add_digest(self, kind: str, value: str) -> None:
+        if self._fd < 0:
+            return  # the answer came when the transfer was over
+        _write(self._fd, _line(["digest", kind, value]))
+
+    def add_etag(self, place: str, value: str) -> None:
+        _write(self._fd, _line(["etag", place, value]))
+
+    def add_chunk(self, chunk: int, source: int, checksums: Sequence[int]) -> None:
+        """The bytes of the chunk are in the file: written before this call."""
+        _write(self._fd, _line(["ok", chunk, source, *checksums]))
+
+    def drop_chunks(self, first: int, end: int) -> None:
+        """These chunks are to be fetched again: said before their bytes are overwritten."""
+        _write(self._fd, _line(["no", first, end]))
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+def _head(progress: Progress) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "object": progress.identity,
+        "size": progress.size,
+        "chunk": CHUNK,
+        "kinds": list(progress.kinds),
+        "boot_id": progress.boot_id,
+    }
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def read_journal(path: Path) -> Progress | None:
+    """What the journal holds, without torn lines; None when there is none that can be used."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return None
+    progress = _read_head(lines[0])
+    if progress is None:
+        return None
+    for line in lines[1:-1]:  # what follows the last newline is torn
+        try:
+            _apply(progress, json.loads(line))
+        except (ValueError, TypeError, IndexError, KeyError):
+            continue
+    return progress
+
+
+def _read_head(line: bytes) -> Progress | None:
+    try:
+        head = json.loads(line)
+        if head["format"] != FORMAT or head["chunk"] != CHUNK:
+            return None
+        kinds = tuple(str(kind) for kind in head["kinds"])
+        return Progress(str(head["object"]), int(head["size"]), kinds, str(head["boot_id"]))
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _apply(progress: Progress, event: list[Any]) -> None:
+    if event[0] == "ok":
+        chunk, source, values = int(event[1]), int(event[2]), tuple(int(v) for v in event[3:])
+        if len(values) == len(progress.kinds) and 0 <= chunk < num_chunks(progress.size):
+            progress.chunks[chunk] = (source, values)
+    elif event[0] == "no":
+        for chunk in range(int(event[1]), int(event[2])):
+            progress.chunks.pop(chunk, None)
+    elif event[0] == "source":
+        progress.sources.append(str(event[1]))
+    elif event[0] == "digest":
+        progress.digests[str(event[1])] = str(event[2])
+    elif event[0] == "etag":
+        progress.etags[str(event[1])] = str(event[2])

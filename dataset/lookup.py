@@ -1,0 +1,241 @@
+"""Asking the federation where an object is, again and again, until it is clear or time is up."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataset.connection import NETWORK_ERRORS, Pool, explain, get_document
+from dataset.errors import PassingError, UserError
+from dataset.federation import (
+    DISCOVERY_PATH,
+    DirectorAnswer,
+    Target,
+    Verdict,
+    parse_discovery,
+    read_director_answer,
+)
+from dataset.sources import Sources
+from dataset.tokens import TokenStore, find_login, may_carry_secret, redact
+
+log = logging.getLogger("trainyard.fetch")
+
+LOOKUP_S = 5.0  # the most between two look-ups while the director fails
+MAX_LOOKUP_S = 30.0  # and while it is the sources that fail
+LOOKUP_TIMEOUT_S = 15.0
+REREAD_S = 0.5  # the least time between two looks at the token's file
+
+
+@dataclass(frozen=True)
+class Options:
+    """The knobs of a transfer; scripts/fetch_osdf.py has a flag for each."""
+
+    connections: int = 8
+    stall_s: float = 20.0
+    give_up_s: float = 6 * 3600.0
+    missing_s: float = 120.0  # how long everybody must agree on 404 (or 401/403) before it is final
+    deadline_s: float | None = None  # of the whole transfer: a transfer plugin has a limit
+    max_caches: int = 3  # asked at the same time; the others stand by
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.connections <= 64:
+            raise UserError(f"--connections {self.connections}: give 1 to 64")
+        for name in ("stall_s", "give_up_s", "missing_s"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"{name} is {getattr(self, name)}; give a number above 0")
+
+
+@dataclass(frozen=True)
+class Access:
+    """Secrets and where they come from: the edge of the program, passed inward."""
+
+    environ: Mapping[str, str]
+    tokens: TokenStore
+    netrc: Path | None = None
+
+    def headers(self, url: str, wants_token: bool) -> dict[str, str]:
+        """The Authorization for a server of the federation, where it may be sent."""
+        if wants_token and self.tokens.token and may_carry_secret(url):
+            return {"Authorization": f"Bearer {self.tokens.token}"}
+        return {}
+
+    def login(self, url: str) -> dict[str, str]:
+        """The Authorization for a plain server outside a federation."""
+        basic = find_login(url, self.environ, self.netrc)
+        if basic:
+            return {"Authorization": basic}
+        # A token that merely lies about in the environment is for federations, not for any server.
+        return self.headers(url, wants_token=self.tokens.was_given)
+
+
+class Lookup:
+    """Keeps `sources` filled from the director, and says when an object is missing for good."""
+
+    def __init__(self, target: Target, access: Access, options: Options, pool: Pool) -> None:
+        self.target = target
+        self.access = access
+        self.options = options
+        self.sources = Sources(options.max_caches)
+        self.lock = threading.RLock()
+        self.answer = DirectorAnswer(Verdict.PASSING, reason="not asked yet")
+        self.num_lookups = 0
+        self._pool = Pool(min(options.stall_s, LOOKUP_TIMEOUT_S))
+        self._director: str | None = None
+        self._next_lookup = 0.0
+        self._failed_lookups = 0
+        self._agreed_since: tuple[str, float] | None = None
+        self._asked_origin = False
+        self._next_reread = 0.0
+        self._started = time.monotonic()
+        self._running = threading.Lock()
+        self.pool = pool
+
+    def headers(self, url: str, wants_token: bool) -> dict[str, str]:
+        """The Authorization of one request for the object's bytes."""
+        if self.target.scheme == "pelican":
+            return self.access.headers(url, wants_token)
+        return self.access.login(url)
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for another look-up."""
+        return now >= self._next_lookup and not self._running.locked()
+
+    def refresh(self, with_origin: bool = False) -> None:
+        """Looks the object up again; at the origin too once the caches have failed."""
+        if not self._running.acquire(blocking=False):
+            return
+        try:
+            with self.lock:
+                known = self.sources.all
+                all_failed = bool(known) and all(s.failures or s.refused for s in known)
+                wants_origin = with_origin or all_failed
+            answer = self.ask(self.target.directread)
+            origin = None
+            if wants_origin and not self.target.directread:
+                origin = self.ask(directread=True)
+            self._take(answer, origin)
+        finally:
+            self._running.release()
+
+    def _take(self, answer: DirectorAnswer, origin: DirectorAnswer | None) -> None:
+        with self.lock:
+            self.answer = answer
+            self.num_lookups += 1
+            token = answer.namespace.require_token
+            self.sources.update(answer.sources, token, self.target.directread)
+            if origin is not None and origin.verdict is Verdict.FOUND:
+                self.sources.update(origin.sources, origin.namespace.require_token, is_origin=True)
+            if origin is not None:
+                self._asked_origin = origin.verdict in (Verdict.FOUND, Verdict.MISSING)
+            failed = answer.verdict is not Verdict.FOUND
+            self._failed_lookups = self._failed_lookups + 1 if failed else 0
+            if failed:
+                wait_s = min(LOOKUP_S, 0.5 * 1.5 ** min(self._failed_lookups - 1, 8))
+                self._next_lookup = time.monotonic() + wait_s * random.uniform(0.7, 1.0)
+                log.info("look-up of %s: %s", self.target.identity, answer.reason)
+            else:
+                wait_s = 2.0 ** min(self.num_lookups - 1, 8)
+                self._next_lookup = time.monotonic() + min(MAX_LOOKUP_S, wait_s)
+
+    def ask(self, directread: bool = False, method: str = "GET") -> DirectorAnswer:
+        """One look-up; every failure of the network is a passing answer.
+
+        PROPFIND asks for a server that lists collections.
+        """
+        if self.target.scheme != "pelican":
+            return DirectorAnswer(Verdict.FOUND, (self.target.url,))
+        try:
+            if self._director is None:
+                self._director = self._discover()
+            url = self._director + self.target.path + ("?directread" if directread else "")
+            headers = self.access.headers(url, wants_token=True)
+            status, found, _, _ = get_document(self._pool, url, headers, method, follow=False)
+        except (*NETWORK_ERRORS, ValueError) as error:
+            self._director = None
+            return DirectorAnswer(Verdict.PASSING, reason=explain(error))
+        answer = read_director_answer(status, found, url)
+        if answer.verdict is Verdict.PASSING:
+            self._director = None  # a federation may have moved its director
+        return answer
+
+    def _discover(self) -> str:
+        url = f"{self.target.discovery}{DISCOVERY_PATH}"
+        status, _, body, where = get_document(self._pool, url, {})
+        if status != 200:
+            raise OSError(f"{url} answered {status}")
+        director = parse_discovery(body, redact(where))
+        plain = (self.target.discovery or "").startswith("http://")
+        if director.startswith("http://") and not plain:
+            raise OSError(f"{url} names a director over plain http: {director}")
+        return director
+
+    def reread_token(self) -> bool:
+        """After a 401 or 403: True when there is another token to try."""
+        with self.lock:
+            if time.monotonic() < self._next_reread:
+                return False
+            self._next_reread = time.monotonic() + REREAD_S
+            changed = self.access.tokens.reread()
+            if changed:
+                log.info("another token was found; going on with it")
+                self.sources.unblock()
+                self._next_lookup = 0.0
+            return changed
+
+    def check_patience(self, now: float, last_progress: float) -> None:
+        """Raises when the failure is final (exit 2) or has lasted too long (exit 75)."""
+        with self.lock:
+            agreed = self._agreement()
+            if agreed is None:
+                self._agreed_since = None
+            elif self._agreed_since is None or self._agreed_since[0] != agreed:
+                self._agreed_since = (agreed, now)
+            elif now - self._agreed_since[1] >= self.options.missing_s:
+                raise UserError(self._final_message(agreed))
+            kept = "what has arrived is kept: run the same command again"
+            name, limit_s = self.target.identity, self.options.deadline_s
+            if now - last_progress >= self.options.give_up_s:
+                idle = f"no byte of {name} for {now - last_progress:.0f} s"
+                raise PassingError(f"{idle} ({self.describe_problems()}); {kept}")
+            if limit_s is not None and now - self._started > limit_s:
+                raise PassingError(f"{name} did not arrive within {limit_s:.0f} s; {kept}")
+
+    def _agreement(self) -> str | None:
+        """'missing' or 'denied' when the director itself and every source say so."""
+        verdict = self.answer.verdict
+        if self.target.scheme == "file":
+            return None
+        denied = verdict is Verdict.DENIED or self.sources.agree_on("denied")
+        if denied and not self.reread_token():
+            return "denied"
+        if verdict is Verdict.MISSING:
+            gone = not self.sources.usable or self.sources.agree_on("missing")
+            return "missing" if gone else None
+        if verdict is Verdict.FOUND and self.sources.agree_on("missing"):
+            complete = self._asked_origin or self.target.scheme != "pelican"
+            return "missing" if complete or self.target.directread else None
+        return None
+
+    def _final_message(self, agreed: str) -> str:
+        after = f"for {self.options.missing_s:.0f} s"
+        if agreed == "missing":
+            return f"{self.target.identity} does not exist (404 everywhere {after}); check the path"
+        if self.target.scheme != "pelican":
+            return f"{self.target.identity} is refused {after}; put user and password into ~/.netrc"
+        return f"{self.target.identity} is refused {after}: {self.access.tokens.describe()}"
+
+    def describe_problems(self) -> str:
+        """The last problem of each server in one line."""
+        failed = [s for s in self.sources.all if s.failures or s.refused]
+        problems = [f"{s.label}: {s.refused or s.last_problem}" for s in failed]
+        if self.answer.verdict is not Verdict.FOUND:
+            problems.insert(0, self.answer.reason)
+        return "; ".join(problems) or "no server answers"
+
+    def close(self) -> None:
+        self._pool.close()

@@ -1,0 +1,275 @@
+"""The folder that classes are extracted into: locked, staged, resumed, and marked when done."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dataset.errors import DataError, PassingError, UserError
+
+_log = logging.getLogger("trainyard.extract")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+Sizes = Mapping[bytes, int]  # file name -> bytes of it
+
+
+class OutputFolder:
+    """DIR/train or DIR/val while it is being filled.
+
+    Beside it, `.train.extracting` holds what is not whole: `archive.json` (whose classes these
+    are), a folder for each run, and `whole`, with classes that wait for the archive's checksum. A
+    class is renamed into DIR/train when it is whole. In the end `.train.extracted.json` says so,
+    with the number of images of every class, and the staging folder is removed.
+    """
+
+    def __init__(self, output: Path, split: str) -> None:
+        self.final = (output / split).resolve()
+        self.marker = self.final.with_name(f".{split}.extracted.json")
+        beside = self.final.with_name(f".{split}.extracting")
+        is_mount = self.final.exists() and _device(self.final) != _device(self.final.parent)
+        self._staging = self.final / beside.name if is_mount else beside
+        self._whole = self._staging / "whole"
+        self.run = self._staging / f"run-{secrets.token_hex(4)}"
+        self._lock_fd = -1
+        self._has_lock = True
+
+    def __enter__(self) -> OutputFolder:
+        try:
+            self.final.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise UserError(f"{self.final} is a file; choose another --output_dir") from None
+        self._lock()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self.run, ignore_errors=True)  # what is not whole; room on a full disk
+        if error is not None:  # leave nothing behind that was never used
+            with suppress(OSError):
+                if not self._state_path.exists():
+                    shutil.rmtree(self._staging)
+                    self.final.rmdir()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    @property
+    def _state_path(self) -> Path:
+        return self._staging / "archive.json"
+
+    def _lock(self) -> None:
+        """Takes the folder for this process; the kernel gives it back, however this one ends."""
+        path = self._staging / "lock"
+        while True:
+            self._staging.mkdir(parents=True, exist_ok=True)
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:
+                continue  # the run before has just finished and removed the staging folder
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                raise PassingError(
+                    f"another process is extracting into {self.final}; wait for it and run again"
+                ) from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                _log.warning("no file locks on %s: do not extract into it twice", self.final)
+                self._has_lock = False
+            with suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(fd).st_ino:
+                    self._lock_fd = fd
+                    return
+            os.close(fd)
+
+    def is_done(self, archive: Mapping[str, Any], recheck: bool) -> dict[str, Any] | None:
+        """The marker's facts when this archive was extracted here and all its images are there.
+
+        A recheck takes the marker away: every file's size is then compared as after a kill.
+        """
+        facts = _read_json(self.marker)
+        if not facts:
+            return None
+        self._check_same(facts.get("archive"), archive)
+        for wnid, num in facts["classes"].items():
+            if not recheck and _count_files(self.final / wnid) != num:
+                _log.warning("%s is not whole any more; it is extracted again", self.final / wnid)
+                recheck = True
+        if recheck:
+            write_json(self._state_path, {"archive": dict(archive)})
+            self.marker.unlink()
+            return None
+        shutil.rmtree(self._staging, ignore_errors=True)
+        return facts
+
+    def begin(self, archive: Mapping[str, Any]) -> None:
+        """Claims the folder for an archive, or continues; a folder with other things is refused."""
+        state = _read_json(self._state_path)
+        if state:
+            self._check_same(state.get("archive"), archive)
+        else:
+            # One that a power cut has torn is ours too: what is there is looked at file by file.
+            is_ours = self._state_path.exists() or self.marker.exists()
+            others = self._published()
+            if others and not is_ours:
+                raise UserError(
+                    f"{self.final} holds something else ({os.fsdecode(min(others))}); "
+                    "remove it or choose another --output_dir"
+                )
+            write_json(self._state_path, {"archive": dict(archive)})
+        for leftover in self._staging.glob("run-*"):
+            if self._has_lock:  # else it may be another process at work
+                shutil.rmtree(leftover)
+        self._whole.mkdir(exist_ok=True)
+        self.run.mkdir()
+
+    def _check_same(self, known: Any, archive: Mapping[str, Any]) -> None:
+        if known != dict(archive):
+            raise UserError(
+                f"{self.final} is the extraction of another archive or of an older version of it "
+                f"({known}, now {dict(archive)}); remove it or choose another --output_dir"
+            )
+
+    def finished(self, classes: Sequence[bytes], sizes_of: Callable[[bytes], Sizes]) -> set[bytes]:
+        """The classes that are whole already: every file there, with its size, and no other."""
+        published = self._published()
+        self._check_strangers(published, classes)
+        staged = {os.fsencode(name) for name in os.listdir(self._whole)} & set(classes)
+        return {
+            wnid
+            for wnid in published | staged
+            if has_files(self._place(self.final, wnid), sizes_of(wnid))
+            or has_files(self._place(self._whole, wnid), sizes_of(wnid))
+        }
+
+    def _published(self) -> set[bytes]:
+        names = set(map(os.fsencode, os.listdir(self.final)))
+        return names - {os.fsencode(self._staging.name)}
+
+    def _check_strangers(self, published: set[bytes], classes: Iterable[bytes]) -> None:
+        strangers = published - set(classes)
+        if strangers:
+            raise UserError(
+                f"{self.final} holds {os.fsdecode(min(strangers))!r}, which is no class of the "
+                "archive; remove it or choose another --output_dir"
+            )
+
+    def class_is_staged(self, wnid: bytes) -> bool:
+        """Whether an earlier run has left the class whole, waiting for the rest."""
+        return self._place(self._whole, wnid).is_dir()
+
+    def size_of(self, wnid: bytes, name: bytes) -> int:
+        """The size of an image of a class that is whole or published, or -1."""
+        for folder in (self._whole, self.final):
+            with suppress(OSError):
+                return (self._place(folder, wnid) / os.fsdecode(name)).stat().st_size
+        return -1
+
+    def reopen(self, wnid: bytes) -> None:
+        """Makes the class's folder in this run, from one that turned out not to be whole if any."""
+        for folder in (self._whole, self.final):
+            with suppress(FileNotFoundError):
+                self._place(folder, wnid).rename(self._place(self.run, wnid))
+                return
+        self._place(self.run, wnid).mkdir()
+
+    def stage(self, wnid: bytes) -> None:
+        """Notes that a class of this run is whole; it keeps waiting for its final name."""
+        self._move(self._place(self.run, wnid), self._place(self._whole, wnid))
+
+    def publish(self, wnid: bytes) -> None:
+        """Gives a class of this run its final name."""
+        self._move(self._place(self.run, wnid), self._place(self.final, wnid))
+
+    def publish_staged(self, classes: Iterable[bytes]) -> None:
+        """Gives those of the classes that wait, staged, their final names."""
+        for wnid in classes:
+            if self.class_is_staged(wnid):
+                self._move(self._place(self._whole, wnid), self._place(self.final, wnid))
+
+    def _move(self, source: Path, target: Path) -> None:
+        """Renames a folder; one that is in the way, not whole, is replaced."""
+        try:
+            source.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            target.rename(self.run / f"{source.name}.{secrets.token_hex(4)}.old")
+            source.rename(target)
+
+    def discard(self) -> None:
+        """Removes what was staged from an archive that turned out to be wrong."""
+        shutil.rmtree(self._staging, ignore_errors=True)
+        with suppress(OSError):  # fails when it holds classes that an earlier run has published
+            self.final.rmdir()
+
+    def finish(self, archive: Mapping[str, Any], counts: Mapping[bytes, int], facts: Any) -> None:
+        """Counts what is there, writes the marker and removes the staging folder."""
+        self._check_strangers(self._published(), counts)
+        for wnid, num in counts.items():
+            there = _count_files(self._place(self.final, wnid))
+            if there != num:
+                raise DataError(f"{self.final}/{os.fsdecode(wnid)} has {there} images, not {num}")
+        classes = {os.fsdecode(wnid): num for wnid, num in counts.items()}
+        write_json(self.marker, {"archive": dict(archive), "result": facts, "classes": classes})
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    @staticmethod
+    def _place(folder: Path, wnid: bytes) -> Path:
+        return folder / os.fsdecode(wnid)
+
+
+def has_files(folder: Path, sizes: Sizes) -> bool:
+    """Whether a folder holds exactly these files, with these sizes."""
+    try:
+        with os.scandir(os.fsencode(folder)) as entries:
+            found = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return found == sizes
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes NAME.part and renames it.
+
+    Not synced: after a power cut a torn file counts as none, and every file's size is looked at.
+    """
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=1))
+    part.replace(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, empty when there is none or it is torn."""
+    try:
+        value = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _count_files(folder: Path) -> int:
+    try:
+        return len(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def _device(path: Path) -> int:
+    return path.stat().st_dev

@@ -1,0 +1,87 @@
+"""The partial file and what its journal still vouches for, at the start of a fetch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dataset.journal import (
+    CHUNK,
+    Progress,
+    chunk_length,
+    journal_path,
+    part_path,
+    read_boot_id,
+    read_journal,
+)
+from dataset.verify import compute_all
+
+Say = Callable[[str], None]
+
+
+def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say) -> Progress:
+    """What an earlier start left that can be used; all of it missing when there is nothing."""
+    fresh = Progress(identity, size, tuple(kinds), read_boot_id())
+    part, found = part_path(path), read_journal(journal_path(path))
+    if found is None or not part.is_file():
+        return fresh
+    if found.identity != identity:
+        say(f"{part.name} is of {found.identity}; starting over")
+        return fresh
+    if found.size != size:
+        say(f"the object had {found.size} bytes and has {size} now; starting over")
+        return fresh
+    if part.stat().st_size != size:
+        say(f"{part.name} has {part.stat().st_size} bytes instead of {size}; starting over")
+        return fresh
+    was_killed_only = found.boot_id == fresh.boot_id != ""
+    if not was_killed_only or found.kinds != fresh.kinds:
+        num_before = len(found.chunks)
+        found = _check_again(part, found, fresh, was_killed_only)
+        say(f"checked {num_before} MiB of an earlier start again, {len(found.chunks)} are right")
+    elif found.chunks:
+        say(f"{len(found.chunks)} MiB are here from an earlier start")
+    return found
+
+
+def _check_again(part: Path, found: Progress, fresh: Progress, is_sure: bool) -> Progress:
+    """Reads every journalled chunk; those whose bytes fit stay, with the checksums wanted now.
+
+    A checksum that cannot be computed here (no crc32c package) counts as right only when the
+    machine ran all the time.
+    """
+    checked = Progress(fresh.identity, fresh.size, fresh.kinds, fresh.boot_id)
+    checked.sources, checked.digests, checked.etags = found.sources, found.digests, found.etags
+    buffer = memoryview(bytearray(CHUNK))
+    with open(part, "rb", buffering=0) as file:
+        for chunk, (source, values) in sorted(found.chunks.items()):
+            view = buffer[: chunk_length(chunk, fresh.size)]
+            if os.preadv(file.fileno(), [view], chunk * CHUNK) != len(view):
+                continue
+            known = _try_compute(found.kinds, view)
+            if known == values or (known is None and is_sure):
+                checked.chunks[chunk] = (source, compute_all(fresh.kinds, view))
+    return checked
+
+
+def _try_compute(kinds: Sequence[str], view: memoryview) -> tuple[int, ...] | None:
+    """None when a checksum of the earlier start cannot be computed here (no crc32c package)."""
+    try:
+        return compute_all(kinds, view)
+    except ValueError:
+        return None
+
+
+def open_part(path: Path, size: int) -> int:
+    """The descriptor of the partial file, at its full length but sparse."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(part_path(path), os.O_RDWR | os.O_CREAT, 0o644)
+    os.ftruncate(fd, size)
+    return fd
+
+
+def discard(path: Path) -> None:
+    """Removes the partial file; its journal first, so that it never vouches for other bytes."""
+    for leftover in (journal_path(path), part_path(path)):
+        leftover.unlink(missing_ok=True)

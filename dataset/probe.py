@@ -1,0 +1,201 @@
+"""Questions to the sources before and beside a transfer: the size of the object, its digest."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from dataset.checksum import parse_digest_header
+from dataset.connection import CONNECT_S, NETWORK_ERRORS, Answer, Pool, explain, get_document
+from dataset.errors import PassingError
+from dataset.lookup import Lookup
+from dataset.receive import OtherSize, StatusError, check_answer, open_range
+from dataset.sources import Source, name_server
+from dataset.tokens import is_loopback
+
+log = logging.getLogger("trainyard.fetch")
+
+VOTE_S = 0.5  # how long a first answer waits for a second one
+QUICK_S = 1.0
+TICK_S = 0.05
+NAME_WAITS_S = (1.0, 2.0)  # a name server may be busy when a thousand jobs start
+
+
+def check_network(url: str) -> None:
+    """Raises unless this machine can reach the host at all: said before anything long begins."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    fix = "this node may have no outbound network; ask its site or run elsewhere"
+    if not is_loopback(host) and not _has_route():
+        raise PassingError(f"no network: this machine has no route to the outside; {fix}")
+    for wait_s in (*NAME_WAITS_S, None):
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_S).close()
+            return
+        except socket.gaierror:
+            if wait_s is None:
+                raise PassingError(f"no network: {host} cannot be resolved; {fix}") from None
+            time.sleep(wait_s)
+        except OSError as error:
+            # The host may just be restarting: the transfer itself waits for that.
+            log.warning("%s:%d cannot be reached yet (%s)", host, port, explain(error))
+            return
+
+
+def _has_route() -> bool:
+    """Whether the kernel knows a way out; no packet is sent for a datagram's connect."""
+    for family, address in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((address, 9))
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def find_size(lookup: Lookup) -> int:
+    """The size of the object by a vote of its sources; raises as the look-up does.
+
+    The two nearest are asked at once, so that one with another object under this name does not
+    decide alone; when they differ, the origin does. A silent one is not waited for.
+    """
+    if lookup.target.scheme == "file":
+        lookup.refresh()
+        return Path(unquote(lookup.target.path)).stat().st_size
+    started = time.monotonic()
+    votes: dict[Source, int] = {}
+    first_vote_at = None
+    while True:
+        now = time.monotonic()
+        _ask_more(lookup, votes, now)
+        with lookup.lock:
+            if votes and first_vote_at is None:
+                first_vote_at = now
+            voters = [s for s in lookup.sources.usable if s in votes]
+            asked = [s for s in lookup.sources.usable if s.active]
+            is_late = first_vote_at is not None and now - first_vote_at >= VOTE_S
+            size = _count_votes(votes, voters, is_done=is_late or not asked)
+            if size is not None:
+                for source in voters:
+                    if votes[source] != size:
+                        source.refused = f"has an object of another size ({votes[source]} bytes)"
+                return size
+        time.sleep(TICK_S if votes or now - started > QUICK_S else TICK_S / 10)
+        lookup.check_patience(time.monotonic(), started)
+
+
+def _count_votes(votes: dict[Source, int], voters: list[Source], is_done: bool) -> int | None:
+    """The size that has won; None while the vote is open."""
+    sizes = [votes[source] for source in voters]
+    best = max(set(sizes), key=sizes.count, default=None)
+    if best is None or (len(sizes) == 1 and not is_done):
+        return None
+    if sizes.count(best) * 2 > len(sizes):
+        return best
+    return next((votes[source] for source in voters if source.is_origin), None)
+
+
+def _ask_more(lookup: Lookup, votes: dict[Source, int], now: float) -> None:
+    """Keeps two questions open until two sources agree; looks up again when all have failed."""
+    with lookup.lock:
+        usable = lookup.sources.usable
+        is_stuck = all(source.failures for source in usable)
+        is_disputed = len(set(votes.values())) > 1
+    if (is_stuck or is_disputed) and lookup.is_due(now):
+        lookup.refresh(with_origin=is_disputed)
+    with lookup.lock:
+        usable = lookup.sources.usable
+        wanted = 2 if not is_disputed else len(usable)
+        for source in usable:
+            num_open = sum(s.active > 0 or s in votes for s in usable)
+            is_free = source not in votes and not source.active and source.blocked_until <= now
+            if is_free and num_open < wanted:
+                source.active += 1
+                threading.Thread(
+                    target=_ask_size, args=(lookup, source, votes), daemon=True
+                ).start()
+
+
+def _ask_size(lookup: Lookup, source: Source, votes: dict[Source, int]) -> None:
+    problem, retry_after_s, size = "", 0.0, None
+    try:
+        size = ask_size(lookup, source)
+    except StatusError as error:
+        problem, retry_after_s = str(error.status), error.retry_after_s
+    except NETWORK_ERRORS as error:
+        problem = explain(error)
+    with lookup.lock:
+        source.active -= 1
+        if size is not None:
+            votes[source] = size
+        else:
+            log.info("%s: %s", source.label, problem)
+            lookup.sources.failed(source, time.monotonic(), problem, retry_after_s)
+    if problem in ("401", "403"):
+        lookup.reread_token()
+
+
+def ask_size(lookup: Lookup, source: Source) -> int:
+    """The size of the object at one source, told by a range of one byte."""
+    answer: Answer | None = None
+    try:
+        answer = open_range(lookup.pool, lookup, source, 0, 1)
+        check_answer(answer, 0, 1, None, source)
+        if answer.status == 206:
+            size = int(answer.headers["content-range"].rpartition("/")[2])
+            byte = memoryview(bytearray(1))
+            if answer.readinto(byte) == 1 and answer.release(1):
+                lookup.pool.give(answer.connection)
+                answer = None
+            return size
+        assert answer.length is not None  # checked by check_answer
+        return answer.length
+    except OtherSize as error:  # 416: there is no first byte
+        return int(str(error).split()[0])
+    finally:
+        if answer is not None:
+            answer.connection.close()
+
+
+def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> tuple[str, str, str] | None:
+    """(kind, hex, source) of the first digest that a server gives of the whole object.
+
+    The origin is asked first: a cache's digest is that of its own copy, which may be the damaged
+    one. XRootD reads the whole file for it, seconds for each GB; a cache may answer 405 and close.
+    """
+    pool = Pool(timeout_s)
+    try:
+        origin = lookup.ask(directread=True)
+        token = origin.namespace.require_token
+        places = [(url, token) for url in origin.sources]
+        with lookup.lock:
+            places += [(s.url, s.wants_token) for s in lookup.sources.usable]
+        for url, wants_token in dict(places).items():
+            for kind in kinds if url.startswith("http") else ():
+                found = _ask_one(pool, lookup, url, wants_token, kind)
+                if found is not None:
+                    return kind, found, name_server(url)
+        return None
+    finally:
+        pool.close()
+
+
+def _ask_one(pool: Pool, lookup: Lookup, url: str, wants_token: bool, kind: str) -> str | None:
+    # XRootD repeats the Digest of an earlier request on a kept connection: a new one each time.
+    headers = {"Want-Digest": kind, "Connection": "close", **lookup.headers(url, wants_token)}
+    try:
+        status, found, _, _ = get_document(pool, url, headers, method="HEAD")
+    except NETWORK_ERRORS as error:
+        log.debug("no %s from %s: %s", kind, name_server(url), explain(error))
+        return None
+    if status != 200 or "digest" not in found:
+        return None
+    digest = parse_digest_header(found["digest"]).get(kind)
+    if digest is None:
+        log.warning("%s sent a Digest that is no %s; not used", name_server(url), kind)
+    return digest

@@ -1,0 +1,240 @@
+"""One range of an object over one connection: asked, checked, handed on chunk by chunk."""
+
+from __future__ import annotations
+
+import email.utils
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from dataset.blocks import Lease, Waste
+from dataset.connection import (
+    MAX_REDIRECTS,
+    REDIRECTS,
+    Answer,
+    Connection,
+    Pool,
+    ProtocolError,
+    redirect_target,
+)
+from dataset.journal import CHUNK, chunk_length
+from dataset.lookup import Lookup
+from dataset.sources import Source
+
+PROGRESS_BYTES = 16 << 10  # less than this within the stall time is a drip, not progress
+
+
+class StatusError(OSError):
+    """A server answered, but not with the bytes."""
+
+    def __init__(self, status: int, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{status}")
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class OtherSize(OSError):
+    """A server has an object of another size under this name."""
+
+
+class OtherVersion(OSError):
+    """The ETag of the object changed at one server while we were reading it."""
+
+
+class Body(Protocol):
+    """Where the bytes of a range come from: an HTTP answer or a file."""
+
+    def readinto(self, view: memoryview) -> int: ...
+
+    def release(self, received: int) -> bool: ...
+
+
+class FileBody:
+    """The bytes of a local file, for file:// sources."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self._fd = os.open(path, os.O_RDONLY)
+        self._position = start
+
+    def readinto(self, view: memoryview) -> int:
+        got = os.preadv(self._fd, [view], self._position)
+        self._position += got
+        return got
+
+    def release(self, received: int) -> bool:
+        os.close(self._fd)
+        return False
+
+
+_CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+)$", re.IGNORECASE)
+_UNSATISFIED = re.compile(r"bytes\s+\*/(\d+)$", re.IGNORECASE)
+
+
+def check_answer(answer: Answer, start: int, end: int, size: int | None, source: Source) -> int:
+    """How many body bytes lie before `start`; raises unless the answer is bytes [start, end).
+
+    Everything that could put a wrong byte into the file is refused here: another status, a
+    Content-Range other than asked for, another size of the object, more or fewer bytes.
+    """
+    if answer.status == 416:
+        total = _UNSATISFIED.match(answer.headers.get("content-range", ""))
+        if total and (size is None or int(total[1]) != size):
+            raise OtherSize(f"{total[1]} bytes")
+        raise ProtocolError("416 for a range inside the object")
+    if answer.status not in (200, 206):
+        raise StatusError(answer.status, read_retry_after(answer.headers, time.time()))
+    if answer.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ProtocolError(f"content-encoding {answer.headers['content-encoding']!r}")
+    etag = answer.headers.get("etag")
+    if source.etag is not None and etag is not None and etag != source.etag:
+        raise OtherVersion(f"its ETag was {source.etag} and is {etag}")
+    source.etag = source.etag or etag
+    if answer.status == 200:
+        if size is not None and answer.length is not None and answer.length != size:
+            raise OtherSize(f"{answer.length} bytes")
+        if answer.length is None:
+            raise ProtocolError("200 without a length")
+        source.has_ranges = False
+        return start
+    found = _CONTENT_RANGE.match(answer.headers.get("content-range", ""))
+    if not found:
+        raise ProtocolError("206 without a proper Content-Range")
+    if size is not None and int(found[3]) != size:
+        raise OtherSize(f"{found[3]} bytes")
+    if (int(found[1]), int(found[2])) != (start, end - 1):
+        raise ProtocolError("wrong Content-Range")
+    if answer.length is not None and answer.length != end - start:
+        raise ProtocolError("wrong Content-Length")
+    return 0
+
+
+def read_retry_after(headers: Mapping[str, str], now: float) -> float:
+    """Seconds of a Retry-After header, given as a number or as a date; 0 without one."""
+    text = headers.get("retry-after", "").strip()
+    if text.isdigit():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
+    except (TypeError, ValueError, IndexError):
+        return 0.0
+
+
+def open_range(
+    pool: Pool,
+    lookup: Lookup,
+    source: Source,
+    start: int,
+    end: int,
+    hold: Callable[[Connection], None] = lambda connection: None,
+) -> Answer:
+    """The answer to a range request; redirects are followed, and get no token."""
+    url = source.redirected or source.url
+    asked = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+    secret = {} if source.redirected else lookup.headers(url, source.wants_token)
+    for _ in range(MAX_REDIRECTS + 1):
+        answer = pool.ask("GET", url, {**asked, **secret}, hold)
+        if answer.status not in REDIRECTS or "location" not in answer.headers:
+            return answer
+        target = redirect_target(url, answer.headers["location"])
+        answer.connection.close()
+        if source.wants_token or urlsplit(target)[:2] != urlsplit(url)[:2]:
+            secret = {}
+        url = target
+        source.redirected = None if secret else target
+    source.redirected = None
+    raise ProtocolError("redirects in a loop")
+
+
+def open_file_range(url: str, start: int) -> FileBody:
+    """The bytes of a file:// address from `start` on."""
+    return FileBody(Path(unquote(urlsplit(url).path)), start)
+
+
+Store = Callable[[Lease, memoryview, float], None]  # a whole chunk and the seconds that it took
+
+
+class Receiver:
+    """Receives leases for a transfer; `store` gets each whole chunk, with its lease."""
+
+    def __init__(self, pool: Pool, lookup: Lookup, size: int, store: Store, waste: Waste) -> None:
+        self._pool = pool
+        self._lookup = lookup
+        self._size = size
+        self._store = store
+        self._waste = waste
+
+    def receive(self, lease: Lease, buffer: memoryview) -> None:
+        """Fetches the chunks of a lease until its end, which may come nearer meanwhile."""
+        source = lease.source
+        assert source is not None
+        lease.buffer = buffer
+        start, end = lease.first * CHUNK + len(lease.prefix), min(lease.end * CHUNK, self._size)
+        if source.url.startswith("file:"):
+            self._pour(lease, open_file_range(source.url, start), buffer, 0)
+            return
+        keep = False
+        try:
+            answer = open_range(
+                self._pool, self._lookup, source, start, end, lambda c: self._hold(lease, c)
+            )
+            skip = check_answer(answer, start, end, self._size, source)
+            keep = self._pour(lease, answer, buffer, skip)
+        finally:
+            with self._lookup.lock:  # from here on the supervisor cannot cut it any more
+                connection, lease.connection = lease.connection, None
+            if connection is not None:
+                if keep:
+                    self._pool.give(connection)
+                else:
+                    connection.close()
+
+    def _hold(self, lease: Lease, connection: Connection) -> None:
+        with self._lookup.lock:
+            lease.connection = connection
+            if lease.cancelled:
+                connection.cut()
+
+    def _pour(self, lease: Lease, body: Body, buffer: memoryview, skip: int) -> bool:
+        """The body into chunks; whether its connection can be used again."""
+        received = 0
+        while received < skip:
+            piece = buffer[: min(CHUNK, skip - received)]
+            received += self._read(lease, body, piece)
+            self._count_skipped(lease, len(piece))
+        while lease.position < lease.end and not lease.cancelled:
+            began = time.monotonic()
+            view = buffer[: chunk_length(lease.position, self._size)]
+            known = lease.known
+            view[:known] = lease.prefix[:known]
+            lease.partial = known
+            received += self._read(lease, body, view, known, as_chunk=True)
+            self._store(lease, view, time.monotonic() - began)
+        return body.release(received)
+
+    def _count_skipped(self, lease: Lease, num_bytes: int) -> None:
+        with self._lookup.lock:
+            self._waste.skipped += num_bytes
+            if lease.source is not None:
+                lease.source.bytes += num_bytes
+
+    def _read(
+        self, lease: Lease, body: Body, view: memoryview, known: int = 0, as_chunk: bool = False
+    ) -> int:
+        """Fills the view after its known bytes; less than 16 KiB at a time is no progress."""
+        filled = counted = known
+        while filled < len(view):
+            got = body.readinto(view[filled:])
+            if not got:
+                raise ProtocolError("ended early")
+            filled += got
+            if as_chunk:
+                lease.partial = filled
+            if filled - counted >= PROGRESS_BYTES:
+                counted = filled
+                lease.progress_at = time.monotonic()
+        lease.progress_at = time.monotonic()
+        return filled - known

@@ -1,0 +1,224 @@
+"""URLs into a folder: objects with their index, collections recursively, data for a training."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from dataset.collection import Entry, Lister, has_collection_form, looks_like_object
+from dataset.connection import NETWORK_ERRORS, Pool
+from dataset.errors import CommandError, UserError
+from dataset.federation import Target, Verdict
+from dataset.fetch import Job, fetch_object
+from dataset.folder import Ledger, lock_folder
+from dataset.lookup import Access, Lookup, Options
+from dataset.probe import ask_size, check_network, find_size
+from dataset.progress import Display
+from dataset.request import Request
+from dataset.small import SMALL_BYTES, SmallFiles
+from dataset.summary import Summary
+
+log = logging.getLogger("trainyard.fetch")
+
+INDEX_SUFFIX = ".index"
+# What a training can use of a data folder, in the order of the design.
+DATA_NAMES = (
+    "ILSVRC2012_img_train.tar",
+    "ILSVRC2012_img_val.tar",
+    "imagenet-object-localization-challenge.zip",
+    "LOC_val_solution.csv",
+    "valprep.sh",
+)
+
+
+def fetch_urls(urls: Sequence[str], request: Request) -> list[Summary]:
+    """Fetches every URL into the folder; two starts on one folder take turns."""
+    targets = [request.parse(url) for url in urls]
+    access = request.access
+    if request.given and len(targets) != 1:
+        raise UserError("a digest is of one object: give one URL with --md5, --sha256, --crc32")
+    _check_networks(targets)
+    summaries: list[Summary] = []
+    display = Display(sys.stderr)
+    with lock_folder(request.out, request.options.give_up_s):
+        ledger = Ledger(request.out)
+        try:
+            for target in targets:
+                if is_collection(target, access, request):
+                    summaries += fetch_collection(target, access, request, ledger, display)
+                else:
+                    summaries.append(_fetch_one(target, access, request, ledger, display))
+        except CommandError as error:
+            error.summaries = [*summaries, *_summary_of(error)]  # type: ignore[attr-defined]
+            raise
+        finally:
+            display.close()
+    return summaries
+
+
+def _summary_of(error: Exception) -> list[Summary]:
+    summary = getattr(error, "summary", None)
+    return [summary] if summary is not None else []
+
+
+def _check_networks(targets: Sequence[Target]) -> None:
+    for place in dict.fromkeys(t.discovery or t.url for t in targets if t.scheme != "file"):
+        check_network(place)
+
+
+def is_collection(target: Target, access: Access, request: Request) -> bool:
+    """Whether the target is a folder of the federation; asked where its name leaves it open."""
+    if target.scheme == "file":
+        return False
+    if request.recursive or has_collection_form(target):
+        return True
+    if looks_like_object(target) or target.scheme != "pelican":
+        return False
+    lookup = Lookup(target, access, request.options, Pool(request.options.stall_s))
+    return Lister(lookup, target).is_collection()
+
+
+def _fetch_one(
+    target: Target, access: Access, request: Request, ledger: Ledger, display: Display
+) -> Summary:
+    path = request.out / target.name
+    index = request.index or path.with_name(path.name + INDEX_SUFFIX)
+    if request.index is None and target.name.endswith(".tar") and not index.exists():
+        _fetch_index(target, index, access, request.options, ledger)
+    job = Job(target, path, ledger, request.given, index)
+    return fetch_object(job, access, request.options, display.show)
+
+
+def _fetch_index(
+    target: Target, path: Path, access: Access, options: Options, ledger: Ledger
+) -> None:
+    """The index beside a tar, if there is one: block checksums, and no indexing after the fetch."""
+    beside = target.child(target.path + INDEX_SUFFIX)
+    if beside.scheme == "file":
+        if not Path(unquote(beside.path)).is_file():
+            return
+    elif not _exists(beside, access, options):
+        return
+    try:
+        fetch_object(Job(beside, path, ledger), access, replace(options, give_up_s=60.0))
+    except CommandError as error:
+        log.info("the index is not used: %s", error)
+
+
+def _exists(target: Target, access: Access, options: Options) -> bool:
+    """One quick look; False on any trouble, since the object is optional."""
+    pool = Pool(min(options.stall_s, 5.0))
+    lookup = Lookup(target, access, options, pool)
+    try:
+        lookup.refresh()
+        if lookup.answer.verdict is not Verdict.FOUND:
+            return False
+        return any(ask_size(lookup, source) for source in lookup.sources.all[:1])
+    except NETWORK_ERRORS:
+        return False
+    finally:
+        lookup.close()
+        pool.close()
+
+
+def fetch_collection(
+    target: Target, access: Access, request: Request, ledger: Ledger, display: Display
+) -> list[Summary]:
+    """Every file below a collection, into OUT/<its name>/..., small ones many at a time."""
+    options = request.options
+    pool = Pool(options.stall_s)
+    lookup = Lookup(target, access, options, pool)
+    root = request.out / target.name
+    files = [(entry, root / _relative(entry, target)) for entry in Lister(lookup, target).walk()]
+    todo = [(e, p) for e, p in files if ledger.find(p, target.child(e.path).identity) is None]
+    log.info(
+        "%s: %d files, %d of them here already", target.identity, len(files), len(files) - len(todo)
+    )
+    for folder in sorted({path.parent for _, path in todo}):
+        folder.mkdir(parents=True, exist_ok=True)
+    summary = Summary(target.identity, str(root), sum(entry.size for entry, _ in files))
+    small = [
+        (entry, path) for entry, path in todo if entry.size <= SMALL_BYTES and not path.exists()
+    ]
+    chosen = {id(entry) for entry, _ in small}
+    large = [(entry, path) for entry, path in todo if id(entry) not in chosen]
+    if small:
+        first = Lookup(target.child(small[0][0].path), access, options, pool)
+        find_size(first)
+        fetcher = SmallFiles(first, small[0][0].path, small, ledger)
+        fetcher.run()
+        large += fetcher.failed
+        summary.fetched_bytes = fetcher.num_bytes
+        summary.sources = [source.describe() for source in first.sources.all]
+        _tell_verified(summary, fetcher.num_verified, len(small) - len(fetcher.failed))
+    summary.status = "done"
+    summaries = [summary]
+    for entry, path in sorted(large, key=lambda file: not file[1].name.endswith(INDEX_SUFFIX)):
+        index = path.with_name(path.name + INDEX_SUFFIX)  # fetched before its tar
+        job = Job(target.child(entry.path), path, ledger, index=index)
+        summaries.append(fetch_object(job, access, options, display.show))
+    pool.close()
+    return summaries
+
+
+def _tell_verified(summary: Summary, num_verified: int, num_files: int) -> None:
+    summary.say(f"{num_files} small files, {num_verified} of them verified by the origin's digest")
+    if num_verified == num_files:
+        summary.verified.append("digest of the origin")
+
+
+def _relative(entry: Entry, target: Target) -> Path:
+    """Where a member lies below the collection; its parts were checked when it was listed."""
+    relative = unquote(entry.path[len(target.path.rstrip("/")) :]).lstrip("/")
+    return Path(relative)
+
+
+def fetch_dataset(
+    url: str,
+    data_dir: Path,
+    *,
+    federation: str | None = None,
+    token: Path | None = None,
+    options: Options | None = None,
+) -> Path:
+    """The local path of a training's DATA, fetched from its URL into data_dir first.
+
+    For one process of each node, rank 0; the others wait. Processes of several nodes on a shared
+    folder take turns by its lock, and the later ones find the files there. A URL of an archive
+    gives data_dir/NAME; that of a folder gives data_dir with the archives, or data_dir/NAME with
+    its train/ and val/.
+    """
+    request = Request(data_dir, options or Options(), federation, token)
+    target = request.parse(url)
+    if looks_like_object(target) and not has_collection_form(target):
+        fetch_urls([url], request)
+        return data_dir / target.name
+    _check_networks([target])
+    names = _list_top(target, request)
+    wanted = [name for name in DATA_NAMES if name in names]
+    if wanted and not {"train", "val"} <= names:
+        base = url.partition("?")[0].rstrip("/")
+        fetch_urls([f"{base}/{name}" for name in wanted], request)
+        return data_dir
+    if not {"train", "val"} <= names:
+        raise UserError(
+            f"{target.identity} has neither train/ and val/ nor {', '.join(DATA_NAMES[:3])}: "
+            f"{', '.join(sorted(names)[:5]) or 'nothing'}"
+        )
+    fetch_urls([url], replace(request, recursive=True))
+    return data_dir / target.name
+
+
+def _list_top(target: Target, request: Request) -> set[str]:
+    """The names in a folder, local or remote."""
+    if target.scheme == "file":
+        return {path.name for path in Path(unquote(target.path)).iterdir()}
+    pool = Pool(request.options.stall_s)
+    lookup = Lookup(target, request.access, request.options, pool)
+    entries = Lister(lookup, target).list_top()
+    pool.close()
+    return {unquote(urlsplit(entry.path).path.rpartition("/")[2]) for entry in entries}

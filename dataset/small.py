@@ -1,0 +1,223 @@
+"""Many small files at once: one request each; what resists that goes the long way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from dataset import checksum
+from dataset.collection import Entry
+from dataset.connection import NETWORK_ERRORS, Connection, ProtocolError, explain, get_document
+from dataset.folder import Ledger
+from dataset.journal import part_path
+from dataset.lookup import Lookup
+from dataset.receive import PROGRESS_BYTES, StatusError, check_answer, open_range
+from dataset.sources import Source, name_server
+from dataset.store import DiskError
+
+log = logging.getLogger("trainyard.fetch")
+
+SMALL_BYTES = 4 << 20  # one block: nothing to resume
+MAX_TRIES = 3
+MAX_SILENT_DIGESTS = 3
+RECORD_EVERY = 64
+WAIT_S = 0.05
+
+
+class SmallFiles:
+    """Fetches a list of (entry, local path); `failed` holds those that need the long way."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        known_path: str,
+        files: Sequence[tuple[Entry, Path]],
+        ledger: Ledger,
+        on_bytes: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
+        self.failed: list[tuple[Entry, Path]] = []
+        self.num_verified = 0
+        self.num_bytes = 0
+        self._lookup = lookup
+        self._known_path = known_path  # the object that the look-up's sources were named for
+        self._queue = deque((entry, path, 0) for entry, path in files)
+        self._on_bytes = on_bytes
+        self._ledger = ledger
+        self._records: list[dict[str, Any]] = []
+        self._lock = lookup.lock
+        self._error: BaseException | None = None
+        self._last_progress = time.monotonic()
+        self._silent_digests = 0
+        self._digest_place: tuple[str, bool] | None = None
+
+    def run(self) -> None:
+        """Fetches all files with as many threads as there may be connections."""
+        origin = self._lookup.ask(directread=True)
+        if origin.sources and origin.sources[0].startswith("http"):
+            self._digest_place = (origin.sources[0], origin.namespace.require_token)
+        threads = [
+            threading.Thread(target=self._work, daemon=True)
+            for _ in range(min(self._lookup.options.connections, len(self._queue)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._flush()
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        try:
+            while self._error is None:
+                with self._lock:
+                    if not self._queue:
+                        return
+                    entry, path, tries = self._queue.popleft()
+                    source = self._lookup.sources.pick(time.monotonic())
+                    if source is not None:
+                        source.active += 1
+                if source is None:
+                    self._wait(entry, path, tries)
+                else:
+                    self._fetch(entry, path, tries, source)
+        except DiskError as error:
+            self._error = error.error
+        except BaseException as error:
+            self._error = error
+
+    def _wait(self, entry: Entry, path: Path, tries: int) -> None:
+        """Every source rests: the file goes back, and a look-up may find others."""
+        now = time.monotonic()
+        with self._lock:
+            self._queue.appendleft((entry, path, tries))
+            self._lookup.check_patience(now, self._last_progress)
+        if self._lookup.is_due(now):
+            self._lookup.refresh()
+        time.sleep(WAIT_S)
+
+    def _fetch(self, entry: Entry, path: Path, tries: int, source: Source) -> None:
+        problem = ""
+        began = time.monotonic()
+        try:
+            data = self._get(entry, source)
+            verified = self._verify(entry, data)
+            self._keep(entry, path, data, verified)
+        except StatusError as error:
+            problem = str(error.status)
+        except NETWORK_ERRORS as error:
+            problem = explain(error)
+        with self._lock:
+            source.active -= 1
+            source.seconds += time.monotonic() - began
+            if problem:
+                self._lookup.sources.failed(source, time.monotonic(), problem)
+            else:
+                source.bytes += entry.size
+                self._lookup.sources.delivered(source, entry.size, time.monotonic() - began)
+        if problem:
+            log.debug("%s: %s", entry.path, problem)
+            self._retry(entry, path, tries + 1)
+
+    def _retry(self, entry: Entry, path: Path, tries: int) -> None:
+        with self._lock:
+            if tries >= MAX_TRIES:
+                self.failed.append((entry, path))
+            else:
+                self._queue.append((entry, path, tries))
+
+    def _at(self, url: str, entry: Entry) -> str:
+        """The address of an entry beside that of the known object on the same server."""
+        parts = urlsplit(url)
+        prefix = parts.path[: len(parts.path) - len(self._known_path)]
+        return parts._replace(path=prefix + entry.path).geturl()
+
+    def _get(self, entry: Entry, source: Source) -> bytearray:
+        if entry.size == 0:
+            return bytearray()
+        place = Source(self._at(source.url, entry), source.label, source.wants_token)
+        held: list[Connection] = []
+        keep = False
+        try:
+            answer = open_range(self._lookup.pool, self._lookup, place, 0, entry.size, held.append)
+            check_answer(answer, 0, entry.size, entry.size, place)
+            data = bytearray(entry.size)
+            self._read(answer.readinto, memoryview(data))
+            keep = answer.release(entry.size)
+        finally:
+            if held and keep:
+                self._lookup.pool.give(held[-1])
+            elif held:
+                held[-1].close()
+        return data
+
+    def _read(self, readinto: Callable[[memoryview], int], view: memoryview) -> None:
+        """Fills the view; a drip ends like a stall."""
+        stall_s = self._lookup.options.stall_s
+        filled = counted = 0
+        progress_at = time.monotonic()
+        while filled < len(view):
+            got = readinto(view[filled:])
+            if not got:
+                raise ProtocolError("ended early")
+            filled += got
+            if filled - counted >= PROGRESS_BYTES:
+                counted, progress_at = filled, time.monotonic()
+            if time.monotonic() - progress_at > stall_s:
+                raise ProtocolError("stalled")
+
+    def _verify(self, entry: Entry, data: bytearray) -> list[str]:
+        """Compares with the origin's digest while it offers any; wrong bytes are an error."""
+        if self._digest_place is None or self._silent_digests >= MAX_SILENT_DIGESTS:
+            return []
+        kind = "crc32c" if checksum.HAS_CRC32C else "adler32"
+        url, wants_token = self._at(self._digest_place[0], entry), self._digest_place[1]
+        headers = {"Want-Digest": kind, **self._lookup.headers(url, wants_token)}
+        status, found, _, _ = get_document(self._lookup.pool, url, headers, "HEAD")
+        digest = checksum.parse_digest_header(found.get("digest", "")).get(kind)
+        if status != 200 or digest is None:
+            self._silent_digests += 1
+            return []
+        self._silent_digests = 0
+        if checksum.to_hex(kind, checksum.compute(kind, data)) != digest:
+            raise ProtocolError("wrong bytes")
+        return [f"{kind} ({name_server(url)})"]
+
+    def _keep(self, entry: Entry, path: Path, data: bytearray, verified: list[str]) -> None:
+        """Writes the file under its final name, whole; the record follows in batches."""
+        part = part_path(path)
+        try:
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+            finally:
+                os.close(fd)
+            part.replace(path)
+            identity = self._lookup.target.child(entry.path).identity
+            record = self._ledger.make(path, identity, verified, {})
+        except OSError as error:
+            raise DiskError(error) from None
+        with self._lock:
+            self.num_verified += bool(verified)
+            self.num_bytes += len(data)
+            self._last_progress = time.monotonic()
+            self._records.append(record)
+            is_full = len(self._records) >= RECORD_EVERY
+        self._on_bytes(len(data))
+        if is_full:
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            records, self._records = self._records, []
+        if records:
+            self._ledger.add(records)

@@ -1,0 +1,188 @@
+"""The servers that hold an object: which to ask next, and what each did; no network here."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from dataset.tokens import redact
+
+BACKOFF_S = 0.5
+MAX_BACKOFF_S = 60.0
+MAX_RETRY_AFTER_S = 300.0
+IMPATIENT_S = 4.0  # when nobody delivers, a resting source is tried again after this
+MAX_IMPATIENT = 20  # times in a row; an outage that goes on is met with the full backoff
+MAX_WRONG_BLOCKS = 3  # a server that sent so many wrong blocks is not asked again
+RATE_WEIGHT = 0.3
+
+
+@dataclass(eq=False)
+class Source:
+    """One server's copy of the object, with its history in this transfer."""
+
+    url: str  # where to ask; may hold secrets in its query
+    label: str  # how it is called in logs and summaries
+    wants_token: bool = False
+    is_origin: bool = False
+    number: int = -1  # its place in the journal; -1 before it delivered anything
+    active: int = 0
+    rate: float = 0.0  # bytes/s of one connection, smoothed; 0 before the first answer
+    failures: int = 0  # in a row
+    blocked_until: float = 0.0
+    told_to_wait_until: float = 0.0  # its Retry-After
+    failed_at: float = 0.0
+    refused: str = ""  # why it is not asked any more
+    has_ranges: bool = True
+    etag: str | None = None
+    redirected: str | None = None  # where its redirect led, until that fails
+    last_problem: str = ""
+    missing: bool = False  # its last answer was 404
+    denied: bool = False  # its last answer was 401 or 403
+    wrong_blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    stalls: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def is_free(self, now: float, is_idle: bool) -> bool:
+        """Whether it may be asked: it has rested, or nobody else is at work either."""
+        if self.blocked_until <= now:
+            return True
+        may_hurry = is_idle and self.failures <= MAX_IMPATIENT and self.told_to_wait_until <= now
+        return may_hurry and now - self.failed_at >= IMPATIENT_S
+
+    def describe(self) -> dict[str, Any]:
+        """The source in the summary."""
+        return {
+            "source": self.label,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "stalls": self.stalls,
+            "errors": dict(self.errors),
+            "wrong_blocks": self.wrong_blocks,
+            "refused": self.refused or None,
+        }
+
+
+def name_server(url: str) -> str:
+    """How the server of an address is called in logs and summaries, without secrets."""
+    parts = urlsplit(url)
+    return redact(f"{parts.scheme}://{parts.netloc}") if parts.netloc else "file"
+
+
+class Sources:
+    """All sources of a transfer in the director's order; the caller holds the lock."""
+
+    def __init__(self, max_parallel: int, rng: random.Random | None = None) -> None:
+        self.all: list[Source] = []
+        self._max_parallel = max_parallel
+        self._random = rng or random.Random()
+
+    def update(self, urls: Iterable[str], wants_token: bool, is_origin: bool = False) -> None:
+        """Takes in the addresses of a look-up; known ones keep their history."""
+        known = {source.url: source for source in self.all}
+        for url in urls:
+            if url in known:
+                known[url].wants_token = wants_token
+                continue
+            known[url] = Source(url, name_server(url), wants_token, is_origin)
+            self.all.append(known[url])
+
+    @property
+    def usable(self) -> list[Source]:
+        return [source for source in self.all if not source.refused]
+
+    def pick(self, now: float, avoid: Collection[Source] = ()) -> Source | None:
+        """The source for the next request: the fastest per connection among the nearest few.
+
+        One that failed gets a single request at a time until it delivered again; `avoid` is
+        heeded while any other source is left.
+        """
+        usable = self.usable
+        others = [source for source in usable if source not in avoid]
+        is_idle = not any(source.active for source in usable)
+        free = [
+            source
+            for source in others or usable
+            if source.is_free(now, is_idle)
+            and (source.failures == 0 or source.active == 0)
+            and (source.has_ranges or source.active == 0)
+        ]
+        # The origin serves everyone's caches: it is asked when they have failed, not for speed.
+        caches = [source for source in free if not source.is_origin]
+        nearest = (caches or free)[: self._max_parallel]
+        best_known = max((source.rate for source in nearest), default=0.0) or 1.0
+        return min(nearest, key=lambda s: (s.active + 1) / (s.rate or best_known), default=None)
+
+    def has_other(self, source: Source, now: float) -> bool:
+        """Whether another source could take over from this one right now."""
+        return any(s is not source and s.blocked_until <= now for s in self.usable)
+
+    def next_free(self) -> float:
+        """When the first blocked source may be asked again."""
+        return min((source.blocked_until for source in self.usable), default=0.0)
+
+    def delivered(self, source: Source, num_bytes: int, seconds: float) -> None:
+        """One whole answer arrived."""
+        source.failures = 0
+        source.missing = source.denied = False
+        if seconds > 0 and num_bytes:
+            rate = num_bytes / seconds
+            source.rate += (rate - source.rate) * RATE_WEIGHT if source.rate else rate
+
+    def failed(
+        self,
+        source: Source,
+        now: float,
+        problem: str,
+        retry_after_s: float = 0.0,
+        has_delivered: bool = False,
+    ) -> None:
+        """A request failed: the source rests, twice as long every time in a row.
+
+        One that broke off after whole chunks is better than that: it rests as after the first.
+        """
+        source.failures = 1 if has_delivered else source.failures + 1
+        source.failed_at = now
+        source.errors[problem] += 1
+        source.last_problem = problem
+        source.redirected = None
+        source.missing = problem == "404"
+        source.denied = problem in ("401", "403")
+        wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(source.failures - 1, 16))
+        wait_s *= self._random.uniform(0.5, 1.0)  # so that a thousand jobs do not come back at once
+        source.told_to_wait_until = now + min(retry_after_s, MAX_RETRY_AFTER_S)
+        source.blocked_until = max(source.blocked_until, now + wait_s, source.told_to_wait_until)
+
+    def stalled(self, source: Source, now: float) -> None:
+        """A connection of the source fell silent; requests that all stall count as one failure."""
+        source.stalls += 1
+        source.failed_at = now
+        if now >= source.blocked_until:
+            source.failures += 1
+            source.last_problem = "stalled"
+            wait_s = min(MAX_BACKOFF_S, 2.0 * BACKOFF_S * 2.0 ** min(source.failures, 16))
+            source.blocked_until = now + wait_s * self._random.uniform(0.5, 1.0)
+
+    def sent_wrong_block(self, source: Source) -> None:
+        """A block from this source failed its checksum."""
+        source.wrong_blocks += 1
+        source.errors["wrong bytes"] += 1
+        others = [s for s in self.usable if s is not source]
+        if source.wrong_blocks >= MAX_WRONG_BLOCKS and others:
+            source.refused = "sends wrong bytes"
+
+    def unblock(self) -> None:
+        """After a token changed, nobody needs to rest."""
+        for source in self.all:
+            if source.denied:
+                source.blocked_until, source.failures, source.denied = 0.0, 0, False
+
+    def agree_on(self, problem: str) -> bool:
+        """Whether every source's last answer was this problem, 'missing' or 'denied'."""
+        usable = self.usable
+        return bool(usable) and all(getattr(source, problem) for source in usable)

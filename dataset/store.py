@@ -1,0 +1,176 @@
+"""Chunks into the partial file and its journal, in the order that makes any kill safe."""
+
+from __future__ import annotations
+
+import logging
+import os
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from dataset.blocks import ARRIVED, MISSING, WRITING, BlockMap, Waste
+from dataset.errors import DataError
+from dataset.journal import CHUNK, Journal, Progress
+from dataset.sources import Source, Sources
+from dataset.verify import BlockChecks, ChunkSums
+
+log = logging.getLogger("trainyard.fetch")
+
+MAX_BLOCK_TRIES = 4
+
+
+class DiskError(Exception):
+    """Wraps an OSError of the local disk, so that it is not taken for one of the network."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class ChunkStore:
+    """The file being filled. Per chunk: claim, write, journal, mark; the claim makes it one writer.
+
+    So at any moment every journalled chunk is in the file, and two connections that race for a
+    chunk (a hedge) cannot mix their bytes or leave one's checksum on the other's data.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        journal: Journal,
+        progress: Progress,
+        lock: AbstractContextManager[object],
+        sources: Sources,
+        checks: BlockChecks | None = None,
+        say: Callable[[str], None] = log.info,
+    ) -> None:
+        self.fd, self.journal, self.checks = fd, journal, checks
+        self._say = say
+        self.blocks = BlockMap(progress.size, progress.chunks)
+        self.sums = ChunkSums(progress.kinds, progress.size, self.blocks.num_chunks)
+        self.waste = Waste()
+        self.num_writing = 0
+        self.unsynced_bytes = 0
+        self._lock, self._sources = lock, sources
+        self._names = list(progress.sources)
+        self._sent_by = array("h", [-1] * self.blocks.num_chunks)
+        self._helped: dict[int, str] = {}  # chunk -> another source that sent its first bytes
+        self._wrong: dict[int, int] = {}
+        for chunk, (source, values) in progress.chunks.items():
+            self.sums.set(chunk, values)
+            self._sent_by[chunk] = source
+        self._check(range(self.blocks.num_chunks))
+
+    def sender(self, chunk: int) -> str:
+        """The name of the source that a chunk came from."""
+        number = self._sent_by[chunk]
+        return self._names[number] if 0 <= number < len(self._names) else "an earlier start"
+
+    def write(
+        self,
+        chunk: int,
+        source: Source,
+        view: memoryview,
+        values: Sequence[int],
+        on_claim: Callable[[], None] = lambda: None,
+        helper: Source | None = None,
+    ) -> bool:
+        """Takes in a received chunk; False when another connection was faster.
+
+        `helper` is the source of its first bytes, if that was another one.
+        """
+        with self._lock:
+            if self.blocks.state[chunk] != MISSING:
+                source.bytes += len(view)
+                return False
+            on_claim()
+            source.bytes += len(view)
+            self.blocks.state[chunk] = WRITING
+            self.num_writing += 1
+            number = self._number(source)
+        try:
+            write_at(self.fd, view, chunk * CHUNK)
+            self.journal.add_chunk(chunk, number, values)
+        except OSError as error:
+            with self._lock:
+                self.blocks.state[chunk] = MISSING
+                self.num_writing -= 1
+            raise DiskError(error) from None
+        with self._lock:
+            self.num_writing -= 1
+            self.unsynced_bytes += len(view)
+            self.sums.set(chunk, values)
+            self._sent_by[chunk] = number
+            if helper is not None:
+                self._helped[chunk] = helper.label
+            self.blocks.state[chunk] = ARRIVED
+            self._check(range(chunk, chunk + 1))
+        return True
+
+    def replace(self, chunk: int, source: Source, view: memoryview, values: Sequence[int]) -> None:
+        """Puts other bytes in the place of a chunk that is there (it turned out wrong)."""
+        with self._lock:
+            self.journal.drop_chunks(chunk, chunk + 1)
+            self.blocks.drop(chunk, chunk + 1, frozenset())
+            self.waste.wrong += len(view)
+            self.waste.compared -= len(view)
+            source.bytes -= len(view)  # counted when they were compared
+        self.write(chunk, source, view, values)
+
+    def sync(self) -> None:
+        """Sends what was written to the disk, so that a power cut costs little."""
+        os.fdatasync(self.fd)
+        self.journal.sync()
+
+    def _number(self, source: Source) -> int:
+        """A source's number in the journal, where it is named at its first chunk."""
+        if source.label not in self._names:
+            self.journal.add_source(source.label)
+            self._names.append(source.label)
+            if source.etag is not None:
+                self.journal.add_etag(source.label, source.etag)
+        return self._names.index(source.label)
+
+    def _check(self, chunks: range) -> None:
+        """Marks arrived chunks as done: at once, or when the checksum of their block is right."""
+        if self.checks is None:
+            for chunk in chunks:
+                if self.blocks.state[chunk] == ARRIVED:
+                    self.blocks.mark_done(chunk)
+            return
+        for block in sorted({self.checks.block_of(chunk) for chunk in chunks}):
+            members = self.checks.chunks_of(block, self.blocks.num_chunks)
+            if any(self.blocks.state[chunk] != ARRIVED for chunk in members):
+                continue
+            if self.sums.of_chunks("crc32c", members) == self.checks.crc32c[block]:
+                for chunk in members:
+                    self.blocks.mark_done(chunk)
+            else:
+                self._refetch(block, members, self.checks.where)
+
+    def _refetch(self, block: int, members: range, where: str) -> None:
+        """A block with wrong bytes: said, counted, fetched again elsewhere."""
+        start, end = members.start * CHUNK, min(members.stop * CHUNK, self.blocks.size)
+        names = {self.sender(chunk) for chunk in members}
+        names |= {self._helped.pop(chunk) for chunk in members if chunk in self._helped}
+        guilty = [source for source in self._sources.all if source.label in names]
+        text = f"bytes {start}-{end - 1} from {', '.join(sorted(names))}"
+        self._wrong[block] = self._wrong.get(block, 0) + 1
+        if self._wrong[block] >= MAX_BLOCK_TRIES:
+            raise DataError(
+                f"{text} differ from {where}, as they did from every source tried before; "
+                "is the index for this object? Remove it or make it again"
+            )
+        self._say(f"{text} are wrong by {where}; they are fetched again elsewhere")
+        self.waste.wrong += end - start
+        for source in guilty:
+            self._sources.sent_wrong_block(source)
+        self.journal.drop_chunks(members.start, members.stop)
+        self.blocks.drop(members.start, members.stop, frozenset(guilty))
+
+
+def write_at(fd: int, view: memoryview, offset: int) -> None:
+    """All bytes of the view at the offset."""
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written

@@ -1,0 +1,157 @@
+"""Secrets: where a token or a password is found, who may see it, and how text is cleaned of it."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import netrc
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from dataset.errors import UserError
+
+_SECRETS = (
+    re.compile(r"(?i)(authz=|access_token=|bearer_token=)[^&\s\"'<>;,)]+"),
+    re.compile(r"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic)\s+)[^\s\"',;)]+"),
+    re.compile(r"(?i)(\b(?:bearer|basic)(?:\s+|%20))[A-Za-z0-9._~+/=-]{8,}"),
+    re.compile(r"(://)[^/@\s\"'<>]+(?=@)"),  # user:password@host
+    re.compile(r"()\beyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?"),  # a bare JWT
+)
+
+
+def redact(text: str) -> str:
+    """The text without tokens and passwords."""
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1[removed]", text)
+    return text
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its name or address and without asking a name server."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def may_carry_secret(url: str) -> bool:
+    """Whether a secret may be sent to this address at all: https, or plain http on loopback."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+
+
+class TokenStore:
+    """The bearer token of this process, read again when a server refuses it."""
+
+    def __init__(self, environ: Mapping[str, str], file: Path | None = None, uid: int = 0) -> None:
+        self._environ = environ
+        self._file = file
+        self._uid = uid
+        if file is not None and not file.is_file():
+            raise UserError(f"--token {file}: no such file; give the file that holds the token")
+        self._token = self._find()
+
+    @property
+    def token(self) -> str | None:
+        return self._token
+
+    @property
+    def was_given(self) -> bool:
+        """Whether the user named the token's file, and did not merely have one somewhere."""
+        return self._file is not None
+
+    def reread(self) -> bool:
+        """Looks for the token again; True when it is another one than before."""
+        before = self._token
+        self._token = self._find()
+        return self._token is not None and self._token != before
+
+    def describe(self) -> str:
+        """What is wrong with the token, for an error message; never the token itself."""
+        if self._token is None:
+            return "no token found; give --token FILE or set BEARER_TOKEN_FILE"
+        expiry = read_expiry(self._token)
+        if expiry is not None and expiry < time.time():
+            when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(expiry))
+            return f"the token expired at {when}; get a new one"
+        return "the token is not accepted here; is it for this namespace (scope storage.read)?"
+
+    def _find(self) -> str | None:
+        """The first token of the usual places; an expired one only when there is no other."""
+        expired = None
+        for token in self._candidates():
+            expiry = read_expiry(token)
+            if expiry is None or expiry > time.time():
+                return token
+            expired = expired or token
+        return expired
+
+    def _candidates(self) -> Iterator[str]:
+        if self._file is not None:
+            yield from _read_token(self._file)
+            return
+        if self._environ.get("BEARER_TOKEN", "").strip():
+            yield self._environ["BEARER_TOKEN"].strip()
+        if self._environ.get("BEARER_TOKEN_FILE"):
+            yield from _read_token(Path(self._environ["BEARER_TOKEN_FILE"]))
+        runtime = self._environ.get("XDG_RUNTIME_DIR") or "/tmp"
+        yield from _read_token(Path(runtime) / f"bt_u{self._uid}")
+        if self._environ.get("_CONDOR_CREDS"):
+            for path in sorted(Path(self._environ["_CONDOR_CREDS"]).glob("*.use")):
+                yield from _read_token(path)
+
+
+def _read_token(path: Path) -> Iterator[str]:
+    """The token in a file, bare or as the JSON of an OAuth2 answer; none when it is unreadable."""
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return
+    if text.startswith("{"):
+        try:
+            text = str(json.loads(text).get("access_token", ""))
+        except ValueError:
+            text = ""
+    if text and not any(c.isspace() for c in text):
+        yield text
+
+
+def read_expiry(token: str) -> float | None:
+    """The `exp` of a JWT in seconds since 1970, unverified; None for other tokens."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        payload = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
+        return float(json.loads(payload)["exp"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def find_login(url: str, environ: Mapping[str, str], file: Path | None = None) -> str | None:
+    """The value of a Basic Authorization header for a host, from the URL or a netrc file."""
+    parts = urlsplit(url)
+    if not may_carry_secret(url):
+        return None
+    if parts.username:
+        return _basic(unquote(parts.username), unquote(parts.password or ""))
+    path = file or Path(environ.get("NETRC") or Path(environ.get("HOME", "/")) / ".netrc")
+    if file is None and not path.is_file():
+        return None
+    try:
+        entry = netrc.netrc(str(path)).authenticators(parts.hostname or "")
+    except netrc.NetrcParseError as error:
+        raise UserError(
+            f"cannot read logins from {path}, line {error.lineno}; see man netrc"
+        ) from None
+    return _basic(entry[0], entry[2] or "") if entry else None
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()

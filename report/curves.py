@@ -1,0 +1,140 @@
+"""How runs learned: loss and accuracy by epoch, and the time that a given accuracy took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from report.plots import Chart, Curve, curve_chart
+from report.runs import Run
+from report.scaling import Study
+from report.table import Cell, Column, Table
+from train.record import EPOCHS_FILE, read_epochs
+
+MAX_CURVES = 8
+
+Epochs = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def load_epochs(runs: Sequence[Run]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """The epochs of each run by its id, and notes on files that cannot be used."""
+    epochs: dict[str, list[dict[str, Any]]] = {}
+    notes = []
+    for run in runs:
+        if not run.record:
+            continue
+        path = Path(run.source) / EPOCHS_FILE
+        try:
+            epochs[run.run_id] = read_epochs(Path(run.source)) if path.exists() else []
+        except (KeyError, TypeError, ValueError) as error:
+            notes.append(f"{path} cannot be read ({error!r}); its curves are left out")
+            continue
+        num_torn = _count_torn(path)
+        if num_torn:
+            notes.append(f"{path}: {num_torn} torn lines left out")
+    return epochs, notes
+
+
+def _count_torn(path: Path) -> int:
+    """Lines that a killed writer left unfinished: a whole one ends with a brace."""
+    if not path.exists():
+        return 0
+    lines = path.read_text(errors="replace").splitlines()
+    return sum(bool(line.strip()) and not line.rstrip().endswith("}") for line in lines)
+
+
+def learning_charts(studies: Sequence[Study], epochs: Epochs) -> tuple[list[Chart], str]:
+    """Loss and accuracy of one run of each point, and a note on the runs that are not drawn."""
+    runs = [run for run in _one_run_a_point(studies) if epochs.get(run.run_id)]
+    drawn = runs[:MAX_CURVES]
+    charts = [
+        curve_chart("loss", "Training loss", "training loss", _curves(drawn, epochs, "train_loss")),
+        curve_chart(
+            "accuracy", "Validation accuracy", "val acc@1 (%)", _curves(drawn, epochs, "val_acc1")
+        ),
+    ]
+    total = sum(1 for value in epochs.values() if value)
+    note = (
+        f"{len(drawn)} of {total} runs are drawn: one of each point." if total > len(drawn) else ""
+    )
+    return [chart for chart in charts if chart is not None], note
+
+
+def _one_run_a_point(studies: Sequence[Study]) -> list[Run]:
+    runs: dict[str, Run] = {}
+    for study in studies:
+        for point in study.points:
+            runs.setdefault(point.first.run_id, point.first)
+    return list(runs.values())
+
+
+def _curves(runs: Sequence[Run], epochs: Epochs, key: str) -> list[Curve]:
+    curves = []
+    for run in runs:
+        lines = [line for line in epochs[run.run_id] if isinstance(line.get(key), int | float)]
+        if lines:
+            label = f"{run.num_gpus} x {run.gpu}, batch {run.batch_size}"
+            x = [float(line["epoch"]) + 1 for line in lines]
+            curves.append(Curve(label, x, [float(line[key]) for line in lines]))
+    return curves
+
+
+def accuracy_table(
+    studies: Sequence[Study], epochs: Epochs, target: float | None = None
+) -> Table | None:
+    """Seconds and GPU-hours until each point first reached the target accuracy.
+
+    Without a target it is the highest whole per cent that every finished run reached.
+    """
+    runs = [run for run in _one_run_a_point(studies) if run.is_done and epochs.get(run.run_id)]
+    best = [max((_accuracy(line) for line in epochs[run.run_id]), default=0.0) for run in runs]
+    goal = target if target is not None else float(math.floor(min(best, default=0.0)))
+    if not runs or goal <= 0:
+        return None
+    columns = (
+        Column("gpu", "GPU", is_number=False),
+        Column("num_gpus", "#GPUs"),
+        Column("batch_size", "Batch Size"),
+        Column("seconds", "Time (s)"),
+        Column("gpu_hours", "GPU-hours"),
+        Column("epoch", "Epochs"),
+        Column("best_acc1", "Best Acc@1"),
+    )
+    rows = tuple(
+        _row(run, epochs[run.run_id], goal, top) for run, top in zip(runs, best, strict=True)
+    )
+    notes = ("Training and validation time; the start-up of the job is not part of it.",)
+    return Table("time_to_accuracy", f"Time to {goal:g} % val acc@1", columns, rows, (), notes)
+
+
+def time_to_accuracy(lines: Sequence[Mapping[str, Any]], target: float) -> tuple[float, int] | None:
+    """(seconds, epochs) until the target was first reached, or None."""
+    seconds = 0.0
+    for line in lines:
+        seconds += float(line.get("seconds") or 0.0) + float(line.get("eval_s") or 0.0)
+        if _accuracy(line) >= target:
+            return seconds, int(line["epoch"]) + 1
+    return None
+
+
+def _accuracy(line: Mapping[str, Any]) -> float:
+    return float(line.get("val_acc1") or 0.0)
+
+
+def _row(
+    run: Run, lines: Sequence[Mapping[str, Any]], goal: float, best: float
+) -> tuple[Cell, ...]:
+    reached = time_to_accuracy(lines, goal)
+    seconds, epoch = reached or (None, None)
+    hours = None if seconds is None else seconds * run.num_gpus / 3600
+    return (
+        Cell(run.gpu, run.gpu),
+        Cell(str(run.num_gpus), run.num_gpus),
+        Cell(str(run.batch_size), run.batch_size),
+        Cell("not reached" if seconds is None else f"{seconds:.1f}", seconds),
+        Cell("" if hours is None else f"{hours:.3g}", hours),
+        Cell("" if epoch is None else str(epoch), epoch),
+        Cell(f"{best:.2f}", best),
+    )

@@ -1,0 +1,231 @@
+"""The report of runs, stages and grid jobs as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from report.curves import accuracy_table, learning_charts
+from report.html import (
+    Section,
+    charts_html,
+    notes_html,
+    render_page,
+    table_html,
+    tiles_html,
+)
+from report.phases import phase_table, sentences
+from report.plots import Chart, foreign_chart, has_matplotlib, phase_chart, scaling_charts
+from report.provenance import run_table, settings_tables
+from report.runs import Run
+from report.scaling import Study
+from report.scaling_tables import scaling_table
+from report.stages import StageFigures, stage_table
+from report.table import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from report.grid import GridReport
+
+MAX_STUDIES = 20  # with pictures; further ones are in the tables only
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Everything that a page shows."""
+
+    title: str
+    runs: Sequence[Run] = ()
+    studies: Sequence[Study] = ()
+    epochs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    stages: Sequence[StageFigures] = ()
+    published_stages: Sequence[StageFigures] = ()
+    grids: Sequence[GridReport] = ()
+    notes: Sequence[str] = ()
+    target_acc1: float | None = None
+    made_by: str = ""
+
+
+def build_page(contents: Contents) -> str:
+    """The page's text."""
+    notes = list(contents.notes)
+    with_pictures = has_matplotlib()
+    if not with_pictures:
+        notes.append("no pictures: matplotlib is not installed here (pip install matplotlib)")
+    sections = [
+        Section("summary", "Summary", _summary(contents) + notes_html(notes, is_warning=True)),
+        Section("scaling", "Scaling", _scaling(contents, with_pictures)),
+        Section("time", "Where the time went", _time(contents, with_pictures)),
+        Section("learning", "Loss and accuracy", _learning(contents, with_pictures)),
+        Section("stages", "Stages", _stages(contents)),
+        Section("grid", "Grid", _grid(contents, with_pictures)),
+        Section("provenance", "Provenance", _provenance(contents)),
+    ]
+    return render_page(contents.title, _lead(contents), sections, contents.made_by)
+
+
+def _lead(contents: Contents) -> str:
+    """What is on the page, counted."""
+    counts = [
+        (len(contents.runs), "run", "runs"),
+        (len(contents.studies), "study", "studies"),
+        (sum(len(grid.jobs) for grid in contents.grids), "grid job", "grid jobs"),
+    ]
+    return ", ".join(f"{n} {one if n == 1 else many}" for n, one, many in counts if n)
+
+
+def _summary(contents: Contents) -> str:
+    """Big numbers, then each study in a sentence."""
+    tiles = []
+    done = [run for run in contents.runs if run.is_done]
+    if contents.runs:
+        tiles.append((f"{len(done)} of {len(contents.runs)}", "runs finished"))
+    best = max((run.acc1 for run in done if run.acc1 is not None), default=None)
+    if best is not None:
+        tiles.append((f"{best:.2f} %", "best final val acc@1"))
+    largest = _largest_point(contents.studies)
+    if largest is not None:
+        tiles.append(largest)
+    hours = sum(run.gpu_hours or 0.0 for run in done)
+    if hours:
+        unit = "core" if all(run.gpu == "cpu" for run in done) else "GPU"
+        tiles.append((f"{hours:,.3g}" if hours < 100 else f"{hours:,.0f}", f"{unit}-hours"))
+    for grid in contents.grids:
+        good = sum(job.succeeded for job in grid.jobs)
+        tiles.append((f"{good} of {len(grid.jobs)}", "grid jobs succeeded"))
+    words = [
+        f"{_study_name(study)}: {sentence}"
+        for study in contents.studies[:MAX_STUDIES]
+        for sentence in sentences(study)[:1]
+    ]
+    return tiles_html(tiles) + notes_html(words)
+
+
+def _largest_point(studies: Sequence[Study]) -> tuple[str, str] | None:
+    """The efficiency of the largest size that was measured against a smaller one."""
+    measured = [
+        (point.num_gpus, point.efficiency_pct.mean, study)
+        for study in studies
+        for point in study.points
+        if point.efficiency_pct and study.baseline and study.baseline.num_gpus < point.num_gpus
+    ]
+    if not measured:
+        return None
+    num_gpus, efficiency, study = max(measured, key=lambda item: item[0])
+    unit = "processes" if study.unit == "process" else "GPUs"
+    return f"{efficiency:.1f} %", f"scaling efficiency on {num_gpus} {unit}"
+
+
+def _study_name(study: Study) -> str:
+    return " ".join(word for word in (study.gpu, study.arch, study.mode) if word)
+
+
+def _scaling(contents: Contents, with_pictures: bool) -> str:
+    parts = []
+    for index, study in enumerate(contents.studies):
+        if with_pictures and index < MAX_STUDIES:
+            parts.append(charts_html(_numbered(scaling_charts(study), index)))
+        parts.append(table_html(scaling_table(study)))
+    return "".join(parts)
+
+
+def _time(contents: Contents, with_pictures: bool) -> str:
+    charts, parts = [], []
+    for index, study in enumerate(contents.studies):
+        chart = phase_chart(study) if with_pictures and index < MAX_STUDIES else None
+        charts += _numbered([chart] if chart else [], index)
+        table = phase_table(study)
+        if table is not None:
+            parts.append(table_html(table, f"Phases, {_study_name(study)}"))
+        fit = _fit_table(study)
+        if fit is not None:
+            parts.append(table_html(fit))
+    return charts_html(charts) + "".join(parts)
+
+
+def _fit_table(study: Study) -> Table | None:
+    """The fitted time of each size beside the measured one."""
+    fit = study.fit
+    if fit is None or len(fit.seconds) < 3:
+        return None
+    columns = (
+        Column("num_gpus", "#GPUs"),
+        Column("measured_s", "Measured (s)"),
+        Column("fitted_s", "Fitted (s)"),
+        Column("residual_pct", "Residual (%)"),
+        Column("fixed_share_pct", "Fixed cost (%)"),
+    )
+    rows = tuple(
+        (
+            Cell(f"{size:g}", size),
+            Cell(f"{seconds:.1f}", seconds),
+            Cell(f"{fit.predict(size):.1f}", fit.predict(size)),
+            Cell(f"{residual:+.2f}", residual),
+            Cell(
+                f"{100 * fit.fixed_s / fit.predict(size):.1f}",
+                100 * fit.fixed_s / fit.predict(size),
+            ),
+        )
+        for size, seconds, residual in zip(
+            fit.num_gpus, fit.seconds, fit.residuals_pct, strict=True
+        )
+    )
+    caption = f"Fit of T(N) = a/N + b + c*log2(N), {_study_name(study)}"
+    return Table("fit", caption, columns, rows)
+
+
+def _learning(contents: Contents, with_pictures: bool) -> str:
+    charts, note = learning_charts(contents.studies, contents.epochs) if with_pictures else ([], "")
+    table = accuracy_table(contents.studies, contents.epochs, contents.target_acc1)
+    body = charts_html(charts) + notes_html([note] if note else [])
+    return body + (table_html(table) if table else "")
+
+
+def _stages(contents: Contents) -> str:
+    if not contents.stages:
+        return ""
+    table = stage_table(contents.stages, contents.published_stages)
+    return table_html(table) if table else ""
+
+
+def _grid(contents: Contents, with_pictures: bool) -> str:
+    """The tables and pictures of the grid report, loaded only when there are grid jobs."""
+    if not contents.grids:
+        return ""
+    from report.grid_plots import (
+        draw_completion_times,
+        draw_failure_causes,
+        draw_site_compute,
+        draw_stall_times,
+    )
+    from report.grid_tables import make_tables
+
+    draws = {
+        "completion_time": draw_completion_times,
+        "compute_per_site": draw_site_compute,
+        "stall_time": draw_stall_times,
+        "failure_causes": draw_failure_causes,
+    }
+    parts = []
+    for index, grid in enumerate(contents.grids):
+        charts = []
+        for name, draw in draws.items():
+            figure = draw(grid) if with_pictures else None
+            if figure is not None:
+                charts.append(foreign_chart(f"{name}-{index}", figure))
+        parts.append(f"{charts_html(charts)}{''.join(map(table_html, make_tables(grid)))}")
+    return "".join(parts)
+
+
+def _provenance(contents: Contents) -> str:
+    runs = run_table(contents.runs)
+    tables = ([runs] if runs else []) + settings_tables(contents.runs)
+    return "".join(map(table_html, tables))
+
+
+def _numbered(charts: Sequence[Chart], index: int) -> list[Chart]:
+    """Charts whose ids stay apart when several studies are on one page."""
+    return [
+        Chart(chart.name, chart.title, chart.svg.replace(f"{chart.name}-", f"{chart.name}{index}-"))
+        for chart in charts
+    ]

@@ -1,0 +1,199 @@
+"""The runs that a report is about, read from run folders and from published CSV tables."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataset.errors import CommandError, DataError, UserError
+from train.record import find_runs, read_run
+
+CSV_COLUMNS = ("gpu", "batch_size", "num_nodes", "num_gpus", "lr", "wall_clock_s")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as the tables need it; what its record lacks is None."""
+
+    source: str
+    run_id: str
+    status: str
+    gpu: str
+    batch_size: int
+    num_nodes: int
+    num_gpus: int
+    lr: float | None = None
+    wall_clock_s: float | None = None
+    images: float | None = None
+    steady_images_per_s: float | None = None
+    acc1: float | None = None
+    acc5: float | None = None
+    epochs: float | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return self.status == "done" and self.wall_clock_s is not None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        config = self.record.get("config")
+        return config if isinstance(config, dict) else {}
+
+    @property
+    def arch(self) -> str:
+        return str(self.config.get("arch", ""))
+
+    @property
+    def gpu_hours(self) -> float | None:
+        return None if self.wall_clock_s is None else self.wall_clock_s * self.num_gpus / 3600
+
+
+def load_runs(paths: Sequence[Path], epochs: int | None = None) -> tuple[list[Run], list[str]]:
+    """The runs at or below the paths, and notes on those that had to be left out."""
+    folders = [path for path in paths if path.suffix != ".csv"]
+    runs: list[Run] = []
+    notes: list[str] = []
+    for path in paths:
+        if path.suffix == ".csv":
+            runs += read_csv_runs(path, epochs)
+    for folder in find_runs(folders):
+        try:
+            runs.append(run_from_record(read_run(folder), str(folder)))
+        except CommandError as error:
+            notes.append(f"left out: {error}")
+    runs = _drop_doubles(runs, notes)
+    if not runs:
+        looked = ", ".join(str(path) for path in paths) or "nothing"
+        reason = f" ({notes[0]})" if notes else ""
+        raise UserError(f"no runs found in {looked}{reason}; give folders that hold run.json files")
+    return runs, notes
+
+
+def run_from_record(record: Mapping[str, Any], source: str) -> Run:
+    """A Run from a run.json; a record without its sizes is refused by name."""
+    config = record.get("config") or {}
+    result = record.get("result") or {}
+    num_gpus = _whole(record.get("world_size"), f"{source}: world_size")
+    for name in ("wall_clock_s", "images_trained"):
+        if record.get("status") == "done" and _positive(record.get(name)) is None:
+            raise DataError(f"{source}: {name} is {record.get(name)} in a run that is done")
+    return Run(
+        source=source,
+        run_id=str(record.get("run_id") or Path(source).name),
+        status=str(record.get("status")),
+        gpu=short_device(str(record.get("device") or "unknown")),
+        batch_size=_whole(config.get("batch_size"), f"{source}: batch_size"),
+        num_nodes=_whole(record.get("num_nodes"), f"{source}: num_nodes"),
+        num_gpus=num_gpus,
+        lr=_number(config.get("lr")),
+        wall_clock_s=_positive(record.get("wall_clock_s")),
+        images=_positive(record.get("images_trained")),
+        steady_images_per_s=_positive(record.get("steady_images_per_s")),
+        acc1=_number(result.get("final_acc1")),
+        acc5=_number(result.get("final_acc5")),
+        epochs=_epochs(record),
+        record=record,
+    )
+
+
+def read_csv_runs(path: Path, epochs: int | None = None) -> list[Run]:
+    """The rows of a published table; a row without a wall clock is a point still missing."""
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in CSV_COLUMNS if name not in (reader.fieldnames or [])]
+        if missing:
+            raise DataError(
+                f"{path} lacks the column {missing[0]}; it needs {','.join(CSV_COLUMNS)}"
+            )
+        return [_run_from_row(row, f"{path}:{reader.line_num}", epochs) for row in reader]
+
+
+def short_device(device: str) -> str:
+    """The model of a device as a table shows it: NVIDIA A100-SXM4-80GB is A100."""
+    name = re.sub(r"\b(NVIDIA|AMD|Intel|Tesla|Quadro|GeForce|Instinct)\b", "", device).strip()
+    match = re.match(r"([A-Z]{1,3}\d{1,4}[A-Za-z]?)(?=-|\s|$)", name)
+    return match.group(1) if match else name or device
+
+
+def _run_from_row(row: Mapping[str, str], source: str, epochs: int | None) -> Run:
+    wall_clock_s = _cell(row, "wall_clock_s", source)
+    return Run(
+        source=source,
+        run_id=source,
+        status="missing" if wall_clock_s is None else "done",
+        gpu=row["gpu"],
+        batch_size=_whole(_cell(row, "batch_size", source), f"{source}: batch_size"),
+        num_nodes=_whole(_cell(row, "num_nodes", source), f"{source}: num_nodes"),
+        num_gpus=_whole(_cell(row, "num_gpus", source), f"{source}: num_gpus"),
+        lr=_cell(row, "lr", source),
+        wall_clock_s=wall_clock_s,
+        acc1=_cell(row, "val_acc1", source),
+        acc5=_cell(row, "val_acc5", source),
+        epochs=epochs,
+    )
+
+
+def _cell(row: Mapping[str, str | None], name: str, source: str) -> float | None:
+    text = (row.get(name) or "").strip()
+    if not text or text.upper() == "TBD":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise DataError(f"{source}: {name} is {text!r}, not a number") from None
+    if not math.isfinite(value) or (name == "wall_clock_s" and value <= 0):
+        raise DataError(f"{source}: {name} is {text}; it must be a number above 0")
+    return value
+
+
+def _whole(value: Any, where: str) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or value != int(value)
+        or value < 1
+    ):
+        raise DataError(f"{where} is {value}; it must be a whole number above 0")
+    return int(value)
+
+
+def _number(value: Any) -> float | None:
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if ok else None
+
+
+def _positive(value: Any) -> float | None:
+    number = _number(value)
+    return number if number is not None and number > 0 else None
+
+
+def _epochs(record: Mapping[str, Any]) -> float | None:
+    """Passes over the training set that were really made: --max-steps cuts them short."""
+    images = _positive(record.get("images_trained"))
+    num_train = _positive((record.get("dataset") or {}).get("num_train"))
+    return images / num_train if images and num_train else None
+
+
+def _drop_doubles(runs: list[Run], notes: list[str]) -> list[Run]:
+    """One run for each id: a copied folder must not count as a repeat."""
+    by_id: dict[str, Run] = {}
+    for run in runs:
+        other = by_id.setdefault(run.run_id, run)
+        if other is run:
+            continue
+        first, second = sorted((other, run), key=_progress)
+        by_id[run.run_id] = second
+        notes.append(
+            f"run {run.run_id} is there twice: {second.source} is used, {first.source} is not"
+        )
+    return list(by_id.values())
+
+
+def _progress(run: Run) -> tuple[float, float]:
+    return run.images or 0.0, run.wall_clock_s or 0.0

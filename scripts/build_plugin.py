@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Makes condor/osdf_plugin: the transfer plugin and the part of dataset/ it uses, as one file."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import logging
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dataset.errors import run_command
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "condor/osdf_plugin.py"
+OUT = ROOT / "condor/osdf_plugin"
+SHEBANG = b"#!/usr/bin/env python3\n"
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the same sources give the same bytes
+OLDEST_PYTHON = (3, 9)
+
+log = logging.getLogger("trainyard")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Builds the plugin and says how large it is."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="example:\n  python scripts/build_plugin.py && condor/osdf_plugin -classad",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="the file to make")
+    args = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    files = find_files(SOURCE)
+    part = args.out.with_name(args.out.name + ".part")
+    part.write_bytes(SHEBANG + make_archive(files))
+    part.chmod(0o755)
+    part.replace(args.out)
+    log.info("%s: %d modules, %d bytes", args.out, len(files), args.out.stat().st_size)
+    return 0
+
+
+def find_files(source: Path) -> dict[str, Path]:
+    """The name in the archive of the source and of every module of ours that it needs."""
+    files = {"__main__.py": source, "dataset/__init__.py": ROOT / "dataset/__init__.py"}
+    waiting = [source]
+    while waiting:
+        for path in find_imports(waiting.pop()):
+            name = path.relative_to(ROOT).as_posix()
+            if name not in files:
+                files[name] = path
+                waiting.append(path)
+    return files
+
+
+def find_imports(path: Path) -> list[Path]:
+    """The files of dataset/ that a module imports at its top; inside functions is for others."""
+    tree = ast.parse(path.read_text(), str(path), feature_version=OLDEST_PYTHON)
+    names: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.append(node.module)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    files = [ROOT / f"{name.replace('.', '/')}.py" for name in names if name.startswith("dataset")]
+    return [file for file in files if file.exists()]
+
+
+def make_archive(files: dict[str, Path]) -> bytes:
+    """The zip file that Python runs."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name].read_bytes())
+    return buffer.getvalue()
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Writes the DAG of a grid study: check the data, one node per job, the report at the end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dataset.connection import Pool
+from dataset.errors import CommandError, UserError, run_command
+from dataset.federation import Target
+from dataset.fetch import Job, fetch_object
+from dataset.folder import Ledger
+from dataset.lookup import Lookup, Options
+from dataset.probe import check_network, find_size
+from dataset.remote import INDEX_SUFFIX, is_collection
+from dataset.request import Request
+from dataset.verify import read_block_checks
+
+ROOT = Path(__file__).resolve().parents[1]
+GB = 1 << 30  # as HTCondor counts
+log = logging.getLogger("trainyard")
+
+EPILOG = """example:
+  python scripts/condor_study.py osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar \\
+      --jobs 100 --out study DATA_GB=138 EPOCHS=5 PROJECT=MyProject
+  cd study && condor_submit_dag study.dag
+
+NAME=VALUE goes to condor/train.sub as on condor_submit's command line. A study that stopped goes on
+where it was when the same DAG is submitted again; study/report has the tables and the pictures."""
+
+CHECK = """#!/bin/bash
+# Before any job: is the data there, does it fit, is its index the right one?
+exec {python} {script} --check {arguments}
+"""
+REPORT = """#!/bin/bash
+# After all jobs, whatever became of them. $1: the DAG's status, $2: how many nodes failed.
+mkdir -p results
+if [[ -s study.log ]]; then
+    {python} {script} study.log --runs results --out report >report.log 2>&1 || exit 1
+fi
+# The status of this node is that of the DAG: a failure leaves a rescue DAG that runs the rest.
+[[ $1 == 0 && $2 == 0 ]]
+"""
+NOOP = "executable = /bin/true\nlog = dag.log\nqueue\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes the study, or checks its data."""
+    args = parse_arguments(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    macros = parse_macros(args.macros)
+    if args.check:
+        check_data(args.data, macros)
+        return 0
+    if args.out is None or args.jobs < 1:
+        raise UserError("--out DIR and --jobs N (at least 1) are needed to write a study")
+    write_study(args, macros)
+    log.info("next: cd %s && condor_submit_dag study.dag", shlex.quote(str(args.out)))
+    return 0
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "data", metavar="DATA", help="URL of the data (several with commas), or dummy"
+    )
+    parser.add_argument("macros", nargs="*", metavar="NAME=VALUE", help="for condor/train.sub")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many (default 1)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the study")
+    parser.add_argument("--retries", type=int, default=2, help="of a job that failed (default 2)")
+    parser.add_argument("--check", action="store_true", help="only check DATA, as the DAG will")
+    return parser.parse_intermixed_args(arguments)
+
+
+def check_data(data: str, macros: Mapping[str, str]) -> None:
+    """Says what the jobs will find; raises when they would find it missing, too large or stale."""
+    if "://" not in data:
+        log.info("%s: nothing to fetch, nothing to check", data)
+        return
+    # One quick look: DAGMan asks again after some minutes (exit 75).
+    request = Request(Path(), Options(give_up_s=60.0), macros.get("FEDERATION") or None)
+    total = 0
+    for url in data.split(","):
+        target = request.parse(url)
+        if target.scheme != "file":
+            check_network(target.discovery or target.url)
+        if is_collection(target, request.access, request):
+            log.info("%s: a collection, its size is not known before it is fetched", url)
+            continue
+        size = ask_for_size(target, request)
+        total += size
+        log.info("%s: %d bytes, %s", target.identity, size, describe_index(target, size, request))
+    data_gb = float(macros.get("DATA_GB", "138"))
+    if total > data_gb * GB:
+        raise UserError(
+            f"the data has {total / GB:.3g} GB and DATA_GB={data_gb:g}; jobs would run out of disk"
+        )
+
+
+def ask_for_size(target: Target, request: Request) -> int:
+    """The size of an object, asked of its sources."""
+    pool = Pool(request.options.stall_s)
+    lookup = Lookup(target, request.access, request.options, pool)
+    try:
+        return find_size(lookup)
+    finally:
+        lookup.close()
+        pool.close()
+
+
+def describe_index(target: Target, size: int, request: Request) -> str:
+    """What the index beside a tar is good for; raises when it belongs to another tar."""
+    if not target.name.endswith(".tar"):
+        return "no tar"
+    beside = target.child(target.path + INDEX_SUFFIX)
+    options = Options(give_up_s=30.0, missing_s=5.0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, target.name + INDEX_SUFFIX)
+        try:
+            fetch_object(Job(beside, path, Ledger(Path(folder))), request.access, options)
+        except (CommandError, FileNotFoundError):
+            return "no index beside it: every job makes its own first"
+        checks, why = read_block_checks(path, size)
+    if "the object has" in why:
+        raise UserError(f"{why}; make the index again: python scripts/index_tar.py --checksums")
+    return "index with block checksums" if checks else f"index without block checksums ({why})"
+
+
+def parse_macros(texts: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE pairs for the submit file."""
+    macros = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Z][A-Z_]*", name):
+            raise UserError(f"{text!r} is no NAME=VALUE for condor/train.sub, such as EPOCHS=5")
+        if name in ("N", "SEED", "DATA", "LOG", "RESULTS", "ROOT"):
+            raise UserError(f"{name} is set by the study itself; leave {text!r} out")
+        if '"' in value or "'" in value or "\\" in value or "\n" in value:
+            raise UserError(f"{text!r}: quotes and backslashes do not survive a submit file")
+        macros[name] = value
+    return macros
+
+
+def write_study(args: argparse.Namespace, macros: Mapping[str, str]) -> None:
+    """The folder of the study; a DAG that is there already is not overwritten."""
+    out: Path = args.out
+    dag = out / "study.dag"
+    if dag.exists():
+        raise UserError(
+            f"{dag} exists; submit it again to go on, or choose another --out for a new study"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    python, script = shlex.quote(sys.executable), shlex.quote(str(ROOT / "scripts/condor_study.py"))
+    words = [args.data, *(f"{name}={value}" for name, value in macros.items())]
+    check = CHECK.format(python=python, script=script, arguments=shlex.join(words))
+    report = REPORT.format(python=python, script=shlex.quote(str(ROOT / "scripts/grid_report.py")))
+    for name, text in (("check.sh", check), ("report.sh", report)):
+        (out / name).write_text(text)
+        (out / name).chmod(0o755)
+    (out / "noop.sub").write_text(NOOP)
+    dag.write_text(make_dag(args.data, args.jobs, args.retries, macros))
+
+
+def make_dag(data: str, num_jobs: int, num_retries: int, macros: Mapping[str, str]) -> str:
+    """The DAG: check, then all jobs, and the report in the end, whatever happened."""
+    common = {"N": "1", "DATA": data, "LOG": "study.log", "RESULTS": "results", "ROOT": str(ROOT)}
+    names = [f"job{i:0{len(str(num_jobs - 1))}d}" for i in range(num_jobs)]
+    lines = [
+        "# Written by scripts/condor_study.py. Submit it here: condor_submit_dag study.dag",
+        "JOB check noop.sub NOOP",
+        "SCRIPT DEFER 75 300 PRE check check.sh",
+        "",
+    ]
+    for seed, name in enumerate(names):
+        values = common | dict(macros) | {"SEED": str(seed)}
+        pairs = " ".join(f'{key}="{value}"' for key, value in values.items())
+        lines += [
+            f"JOB {name} {ROOT / 'condor/train.sub'}",
+            f"VARS {name} PREPEND {pairs}",
+            f"RETRY {name} {num_retries} UNLESS-EXIT 2",
+        ]
+    lines += [
+        "",
+        f"PARENT check CHILD {' '.join(names)}",
+        "",
+        "FINAL report noop.sub NOOP",
+        "SCRIPT POST report report.sh $DAG_STATUS $FAILED_COUNT",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Prints what was detected here (launcher, rank, CPUs, GPUs, data ...), why, and what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from dataset.errors import USER_MISTAKE, UserError, run_command
+from dataset.federation import OSDF_DISCOVERY, parse_federation
+from train.launch import Launch, detect_launch
+from train.supplies import (
+    find_discovery,
+    look_at_data,
+    look_at_federation,
+    look_at_space,
+    unreachable,
+)
+from train.surroundings import (
+    OK,
+    WRONG,
+    Finding,
+    look_at_cpus,
+    look_at_gpus,
+    look_at_job,
+    look_at_launch,
+    look_at_master,
+    look_at_memory,
+    look_at_packages,
+)
+
+NETWORK_S = 3.0
+EXAMPLE = """examples:
+  python scripts/doctor.py /data/imagenet          on a login node, before you submit
+  srun --nodes=2 python scripts/doctor.py DATA     as the ranks will see it; rank 0 says most
+  srun --output=%t.json python scripts/doctor.py --json   one JSON object a rank
+
+exit codes: 0 nothing is wrong (notes may be), 2 something is, with the way to mend it
+"""
+
+
+def main() -> int:
+    """Looks at everything and prints it; 2 when something is wrong."""
+    args = _parser().parse_args()
+    launch = _detect()
+    findings = examine(args, launch)
+    if args.json:
+        text = _to_json(findings, launch)
+    elif isinstance(launch, UserError) or launch.is_main:
+        text = describe(findings)
+    else:
+        text = describe_briefly(findings, launch.rank)
+    sys.stdout.write(text)  # in one piece: the ranks of a job share a log
+    return USER_MISTAKE if any(finding.level == WRONG for finding in findings) else 0
+
+
+def examine(args: argparse.Namespace, launch: Launch | UserError) -> list[Finding]:
+    """Everything that was found, in the order of reading."""
+    is_main = isinstance(launch, UserError) or launch.is_main
+    ask = _FederationQuestion(args) if is_main else None  # answers while torch is imported
+    packages, torch = look_at_packages()
+    findings = look_at_launch(launch)
+    if isinstance(launch, Launch):
+        findings.append(look_at_master(launch, ask_slurm=torch is not None))
+    local_rank = 0 if isinstance(launch, UserError) else launch.local_rank
+    findings += [look_at_job(os.environ), look_at_cpus(os.environ), look_at_memory(), *packages]
+    findings.append(look_at_gpus(os.environ, torch, local_rank))
+    if args.data:
+        findings.append(look_at_data(args.data))
+    findings.append(look_at_space(args.output, "space"))
+    return findings + ([ask.finding()] if ask else [])
+
+
+def describe(findings: list[Finding]) -> str:
+    """The report of rank 0: aligned, and what is wrong at the end, where it is seen."""
+    width = max(len(finding.topic) for finding in findings)
+    marks = {OK: " ", WRONG: "!"}
+    lines = [f"{marks.get(f.level, '-')} {f.topic:<{width}}  {f.text}" for f in findings]
+    for finding in sorted(findings, key=lambda f: f.level != WRONG):
+        if finding.level != OK:
+            lines += ["", f"{finding.level}: {finding.problem}"]
+    if not any(finding.level == WRONG for finding in findings):
+        lines += ["", "nothing is wrong here"]
+    return "\n".join(lines) + "\n"
+
+
+def describe_briefly(findings: list[Finding], rank: int) -> str:
+    """A line of another rank than 0, and one more for each thing that is wrong with it."""
+    wrong = [f"rank {rank}: wrong: {f.problem}" for f in findings if f.level == WRONG]
+    rank_text = next(finding.text for finding in findings if finding.topic == "rank")
+    state = f"{len(wrong)} wrong" if wrong else "nothing is wrong"
+    return "\n".join([f"rank {rank_text}, on {os.uname().nodename}: {state}", *wrong]) + "\n"
+
+
+def _to_json(findings: list[Finding], launch: Launch | UserError) -> str:
+    record = {
+        "ok": not any(finding.level == WRONG for finding in findings),
+        "host": os.uname().nodename,
+        "launch": dataclasses.asdict(launch) if isinstance(launch, Launch) else None,
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+    return json.dumps(record) + "\n"
+
+
+def _detect() -> Launch | UserError:
+    try:
+        return detect_launch(os.environ)
+    except UserError as error:
+        return error
+
+
+class _FederationQuestion:
+    """Asks in a thread of its own: looking up a name has no time-out that we could set."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        needed = find_discovery(args.data, args.federation)
+        self._discovery = needed or parse_federation(args.federation)
+        self._is_needed = needed is not None
+        self._found: list[Finding] = []
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        self._found.append(look_at_federation(self._discovery, NETWORK_S, self._is_needed))
+
+    def finding(self) -> Finding:
+        """What was answered, waiting a little."""
+        self._thread.join(NETWORK_S)
+        if self._found:
+            return self._found[0]
+        return unreachable(self._discovery, f"no answer in {NETWORK_S:.0f} s", self._is_needed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", nargs="?", default="", metavar="DATA", help="data to look at too")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "run_results", help="where runs will be written"
+    )
+    parser.add_argument(
+        "--federation", default=OSDF_DISCOVERY, metavar="URL", help=f"default {OSDF_DISCOVERY}"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a rank")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

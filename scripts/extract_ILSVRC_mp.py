@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Extracts the ILSVRC archives into class folders: one pass, in parallel, resumable, checked."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dataset.byte_meter import ByteMeter
+from dataset.errors import UserError, run_command
+from dataset.extract import Extraction, extract_archive
+from dataset.listing import Split
+from train.profile import measure_stage
+
+log = logging.getLogger("trainyard")
+EXAMPLE = """examples:
+  python scripts/extract_ILSVRC_mp.py --train_tar data/ILSVRC2012_img_train.tar \\
+      --val_tar data/ILSVRC2012_img_val.tar --output_dir data --num_threads 8
+  python scripts/extract_ILSVRC_mp.py --run_type val --val_tar data/ILSVRC2012_img_val.tar \\
+      --valprep_script data/valprep.sh --output_dir data --verify
+
+A tar of class tars, a tree, a flat validation tar, a .tar.gz or Kaggle's zip: the shape is found.
+Interrupted or killed? The same command goes on. Unpacking is optional: scripts/index_tar.py.
+"""
+
+
+def main() -> int:
+    """Extracts what the flags ask for, and says in one line a split what there is now."""
+    args = _parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    jobs = _jobs(args)
+    for job in jobs:
+        with measure_stage("extract", args.record or args.output_dir) as stage:
+            with ByteMeter(job.split, sys.stderr) as meter:
+                result = extract_archive(job, meter.start, meter.update)
+            stage.extra = {
+                "split": job.split,
+                "images": result.num_images,
+                "image_bytes": result.num_bytes,
+                "image_bytes_written": result.num_bytes_written,
+            }
+        log.info("%s: %s", args.output_dir / job.split, result.describe())
+    return 0
+
+
+def _jobs(args: argparse.Namespace) -> list[Extraction]:
+    """One extraction for each split that is asked for, all flags checked before the first."""
+    splits: tuple[Split, ...] = ("train", "val") if args.run_type == "all" else (args.run_type,)
+    archives = {"train": args.train_tar, "val": args.val_tar}
+    for split in splits:
+        if archives[split] is None:
+            raise UserError(
+                f"--run_type {args.run_type} needs --{split}_tar; give it, or another --run_type"
+            )
+        if not archives[split].is_file():
+            raise UserError(f"no such file: {archives[split]}; check --{split}_tar")
+    if args.valprep_script is not None and not args.valprep_script.is_file():
+        raise UserError(f"no such file: {args.valprep_script}; check --valprep_script")
+    if args.md5 is not None and len(splits) > 1:
+        raise UserError("--md5 is the sum of one archive; add --run_type train or --run_type val")
+    return [
+        Extraction(
+            archive=archives[split],
+            split=split,
+            output_dir=args.output_dir,
+            num_threads=args.num_threads,
+            labels=args.valprep_script if split == "val" else None,
+            md5=args.md5,
+            verify=args.verify,
+            keep_going=args.keep_going,
+        )
+        for split in splits
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--train_tar", type=Path, help="ILSVRC2012_img_train.tar, or a zip, or a .tar.gz")
+    add("--val_tar", type=Path, help="ILSVRC2012_img_val.tar, or a zip, or a .tar.gz")
+    add("--output_dir", type=Path, required=True, help="gets train/ and val/ with class folders")
+    add(
+        "--valprep_script",
+        type=Path,
+        help="valprep.sh or LOC_val_solution.csv with the labels of val (read, never run); "
+        "default: one beside the archive or in the zip, else the built-in labels of the real set",
+    )
+    add("--num_threads", type=int, default=_num_cpus(), help="default: the cores of this process")
+    add("--run_type", choices=("all", "train", "val"), default="all", help="default: all")
+    add("--md5", metavar="HEX", help="check the archive against this sum while extracting")
+    add(
+        "--verify",
+        action="store_true",
+        help="check a real ILSVRC2012 archive against its published sum while extracting, and the "
+        "size of every file that is there already",
+    )
+    add("--keep_going", action="store_true", help="leave out bad classes; the exit code stays 3")
+    add("--record", type=Path, metavar="DIR", help="folder for stages.jsonl; default: output_dir")
+    return parser
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

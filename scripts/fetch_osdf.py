@@ -1,0 +1,139 @@
+"""Fetches objects and collections from OSDF, another Pelican federation, https or a file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dataset.checksum import parse_given
+from dataset.dry_run import describe_sources
+from dataset.errors import CommandError, UserError, run_command
+from dataset.lookup import Options
+from dataset.remote import fetch_urls
+from dataset.request import METHODS, Request
+from dataset.summary import Summary
+from train.profile import measure_stage
+
+EXAMPLE = """example:
+  python scripts/fetch_osdf.py osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar --out data
+  python scripts/fetch_osdf.py https://host/v.tar --out data --md5 29b22e2961454d5413ddabcf34fc5622
+
+The same command again goes on where it stopped. Exit codes: 0 done, 2 your mistake (the message
+says which), 3 the bytes are wrong, 75 a passing failure (try again). docs/fetch.md tells the rest.
+"""
+
+
+def main() -> int:
+    args = _parse_args()
+    logging.basicConfig(
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+        level=logging.DEBUG if args.verbose else logging.INFO,
+    )
+    request = _read_request(args)
+    if args.dry_run:
+        for url in args.urls:
+            print("\n".join(describe_sources(request.parse(url), request)))
+        return 0
+    with measure_stage("fetch", args.record or args.out) as meter:
+        summaries: list[Summary] = []
+        try:
+            summaries = fetch_urls(args.urls, request)
+        except CommandError as error:
+            summaries = getattr(error, "summaries", [])
+            raise
+        finally:
+            meter.extra = {
+                "method": args.method,
+                "bytes_fetched": sum(summary.fetched_bytes for summary in summaries),
+            }
+            _write_summaries(args.summary, summaries)
+    return 0
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "urls",
+        nargs="+",
+        metavar="URL",
+        help="osdf:///path, pelican://HOST/path, https, http, file",
+    )
+    add("--out", type=Path, required=True, help="folder; each object gets its own name there")
+    add("--md5", help="what the object must have, in hex")
+    add("--sha256", help="what the object must have, in hex")
+    add("--crc32", help="what the object must have, in hex")
+    add("--index", type=Path, help="a TAR.index with block checksums (default: OUT/NAME.index)")
+    add("--recursive", action="store_true", help="the URLs are collections")
+    add("--connections", type=int, default=8, help="at once, over all caches (8)")
+    add("--caches", type=int, default=3, help="asked at once; the others stand by (3)")
+    add("--stall-seconds", type=float, default=20.0, help="a silent connection is dead then (20)")
+    add("--give-up-after", default="6h", help="of passing failures: seconds, or 30m, 6h (6h)")
+    add("--missing-seconds", type=float, default=120.0, help="all say 404 so long: it is (120)")
+    add("--federation", help="discovery host for osdf:// (https unless written with http://)")
+    add("--token", type=Path, help="file with a bearer token (default: the usual places)")
+    add("--netrc", type=Path, help="file with logins for https URLs (default: ~/.netrc)")
+    add("--method", choices=METHODS, default="auto", help="one of the OSG study's three ways")
+    add("--dry-run", action="store_true", help="show the sources and fetch nothing")
+    add("--summary", type=Path, help="write the JSON summary there ('-': standard output)")
+    add("--record", type=Path, help="folder for stages.jsonl (default: OUT)")
+    add("--verbose", action="store_true", help="every failed request, too")
+    return parser.parse_args()
+
+
+def _read_request(args: argparse.Namespace) -> Request:
+    given = {}
+    for kind in ("md5", "sha256", "crc32"):
+        if getattr(args, kind) is not None:
+            try:
+                given[kind] = parse_given(kind, getattr(args, kind))
+            except ValueError as error:
+                raise UserError(f"--{kind}: {error}") from None
+    options = Options(
+        connections=args.connections,
+        stall_s=args.stall_seconds,
+        give_up_s=_read_duration(args.give_up_after),
+        missing_s=args.missing_seconds,
+        max_caches=args.caches,
+    )
+    return Request(
+        args.out,
+        options,
+        args.federation,
+        args.token,
+        args.netrc,
+        given,
+        args.index,
+        args.recursive,
+        args.method,
+    )
+
+
+def _read_duration(text: str) -> float:
+    """Seconds of '90', '30m', '6h' or '2d'."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not match:
+        raise UserError(f"--give-up-after {text!r}: give seconds, or 30m, 6h, 2d")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def _write_summaries(path: Path | None, summaries: list[Summary]) -> None:
+    text = json.dumps([dataclasses.asdict(summary) for summary in summaries], indent=1) + "\n"
+    if path == Path("-"):
+        print(text, end="")
+    elif path is not None:
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

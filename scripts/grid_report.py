@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""The OSG study's tables and pictures from HTCondor event logs, or from the study's own tables."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dataset.errors import UserError, run_command
+from report.eventlog import read_event_logs
+from report.grid import GridReport, make_report
+from report.grid_history import read_histories
+from report.grid_plots import draw_grid_charts
+from report.grid_rows import make_row, read_records
+from report.grid_tables import describe_log, make_tables
+from report.grid_totals import compute_totals
+from report.published import compare_with_printed, is_study_table, read_study
+from report.table import Table, to_csv, to_json, to_markdown
+
+log = logging.getLogger("trainyard")
+
+EPILOG = """example:
+  python scripts/grid_report.py study.log --runs results/ --out grid_report/
+  python scripts/grid_report.py run_results/published/osg_100_jobs_5_epochs.csv
+
+A folder stands for every *.log file below it. csv prints the table of jobs; with --out every table
+is written as CSV, with report.md, report.json and the pictures as PNG and SVG."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Reads, computes, prints, writes."""
+    args = parse_arguments(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    paths = find_inputs(args.inputs)
+    tables = [path for path in paths if is_study_table(path)]
+    if tables and len(tables) != len(paths):
+        raise UserError(f"{tables[0]} is a table of a study; give tables or event logs, not both")
+    if tables and args.runs:
+        raise UserError("--runs goes with event logs; the study's tables have no run.json")
+    report = report_tables(tables) if tables else report_logs(paths, args.runs)
+    print(render(report, args.format), end="")
+    if args.out is not None:
+        write_report(report, args.out)
+    return 0
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "inputs", nargs="+", type=Path, metavar="LOG_OR_CSV", help="event logs or study tables"
+    )
+    parser.add_argument(
+        "--runs", nargs="*", type=Path, default=[], metavar="DIR",
+        help="folders with the run.json and stages.jsonl that came back: they check the outcomes",
+    )  # fmt: skip
+    parser.add_argument("--format", choices=("md", "csv", "json"), default="md")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write all files of the report here"
+    )
+    return parser.parse_args(arguments)
+
+
+def find_inputs(inputs: list[Path]) -> list[Path]:
+    """The files to read; a folder stands for the event logs below it."""
+    files: list[Path] = []
+    for path in inputs:
+        found = sorted(path.rglob("*.log")) if path.is_dir() else [path]
+        if not found:
+            raise UserError(f"no *.log file below {path}; give the event logs themselves")
+        files += found
+    return list(dict.fromkeys(files))
+
+
+def report_logs(paths: list[Path], runs: list[Path]) -> GridReport:
+    """The report of event logs, checked by the records that came back."""
+    events = read_event_logs(paths)
+    records = read_records(runs)
+    histories = read_histories(events.events)
+    jobs = [make_row(history, records.get(history.job)) for history in histories]
+    if not jobs:
+        raise UserError(f"no job in {', '.join(map(str, paths))}; did it start yet?")
+    return make_report("Grid report", jobs, remarks=describe_log(events))
+
+
+def report_tables(paths: list[Path]) -> GridReport:
+    """The report of a study's own tables, against its printed totals where they are known."""
+    jobs = [job for path in paths for job in read_study(path)]
+    comparisons = compare_with_printed(paths[0], compute_totals(jobs)) if len(paths) == 1 else []
+    names = ", ".join(path.name for path in paths)
+    return make_report(f"Grid report of {names}", jobs, comparisons=comparisons)
+
+
+def render(report: GridReport, form: str) -> str:
+    """The report as text."""
+    tables = make_tables(report)
+    if form == "csv":
+        return to_csv([table for table in tables if table.name == "jobs"])
+    if form == "json":
+        return to_json(tables)
+    return "\n".join([f"# {report.title}\n", *map(to_markdown, tables)])
+
+
+def write_report(report: GridReport, folder: Path) -> None:
+    """report.md, report.json, a CSV a table, and the pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.md").write_text(render(report, "md"))
+    (folder / "report.json").write_text(render(report, "json"))
+    tables: list[Table] = make_tables(report)
+    for table in tables:
+        (folder / f"{table.name}.csv").write_text(to_csv([table]))
+    charts = draw_grid_charts(report, folder)
+    log.info("wrote %d tables and %d pictures to %s", len(tables), len(charts), folder)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Makes one self-contained HTML page from run folders, published tables and grid event logs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dataset.errors import UserError, run_command
+from report.curves import load_epochs
+from report.eventlog import read_event_logs
+from report.grid import GridReport, make_report
+from report.grid_history import read_histories
+from report.grid_rows import make_row, read_records
+from report.grid_tables import describe_log
+from report.grid_totals import compute_totals
+from report.page import Contents, build_page
+from report.published import compare_with_printed, is_study_table, read_study
+from report.runs import Run, load_runs
+from report.scaling import build_studies
+from report.stages import load_stages, read_published_stages, summarise_stages
+from train.record import RUN_FILE, STAGES_FILE
+
+log = logging.getLogger("trainyard")
+EVENT = re.compile(rb"^\d{3} \(\d+\.\d+\.\d+\) ")
+EXAMPLE = """examples:
+  python scripts/report.py run_results/cpu --out report.html
+  python scripts/report.py my_study grid/study.log --out report.html
+  python scripts/report.py run_results/published/kempner_a100.csv \\
+      run_results/published/osg_100_jobs_5_epochs.csv --epochs 90 --out published.html
+"""
+
+
+@dataclass
+class Inputs:
+    """The arguments sorted by what they are."""
+
+    runs: list[Path] = field(default_factory=list)
+    stages: list[Path] = field(default_factory=list)
+    grid_tables: list[Path] = field(default_factory=list)
+    event_logs: list[Path] = field(default_factory=list)
+
+
+def main() -> int:
+    """Reads everything, writes the page."""
+    args = _parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    inputs = sort_inputs(args.inputs)
+    page = build_page(_read(inputs, args))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    part = args.out.with_name(args.out.name + ".part")
+    part.write_text(page)
+    part.replace(args.out)
+    log.info("wrote %s (%.0f KB)", args.out, len(page.encode()) / 1e3)
+    return 0
+
+
+def _read(inputs: Inputs, args: argparse.Namespace) -> Contents:
+    """What the page shows; what cannot be used is a note on it."""
+    records, notes = load_stages(inputs.stages)
+    grids = _read_grids(inputs)
+    runs: list[Run] = []
+    if inputs.runs:
+        try:
+            runs, run_notes = load_runs(inputs.runs, args.epochs)
+            notes += run_notes
+        except UserError as error:
+            if not records and not grids:
+                raise
+            notes.append(str(error))
+    epochs, epoch_notes = load_epochs(runs)
+    if not runs and not records and not grids:
+        given = ", ".join(map(str, args.inputs))
+        raise UserError(f"no runs, stages or grid jobs in {given}; give run folders or event logs")
+    return Contents(
+        title=args.title,
+        runs=runs,
+        studies=build_studies(runs, args.predict),
+        epochs=epochs,
+        stages=summarise_stages(records),
+        published_stages=read_published_stages(),
+        grids=grids,
+        notes=notes + epoch_notes,
+        target_acc1=args.target_acc1,
+        made_by="Made by scripts/report.py from " + ", ".join(str(path) for path in args.inputs),
+    )
+
+
+def _read_grids(inputs: Inputs) -> list[GridReport]:
+    """A report for each study's table, and one for all event logs together."""
+    grids = []
+    for path in inputs.grid_tables:
+        jobs = read_study(path)
+        comparisons = compare_with_printed(path, compute_totals(jobs))
+        grids.append(make_report(f"Grid report of {path.name}", jobs, comparisons=comparisons))
+    if inputs.event_logs:
+        events = read_event_logs(inputs.event_logs)
+        records = read_records([path for path in inputs.runs if path.is_dir()])
+        jobs = [make_row(h, records.get(h.job)) for h in read_histories(events.events)]
+        if jobs:
+            grids.append(make_report("Grid report", jobs, remarks=describe_log(events)))
+    return grids
+
+
+def sort_inputs(paths: list[Path]) -> Inputs:
+    """Each path by what it holds; a folder may hold runs, stages and event logs at once."""
+    inputs = Inputs()
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"no such file or folder: {path}; give run folders, CSVs or event logs")
+        if path.is_dir():
+            _sort_folder(path, inputs)
+        elif path.suffix == ".csv":
+            (inputs.grid_tables if is_study_table(path) else inputs.runs).append(path)
+        elif path.name == STAGES_FILE:
+            inputs.stages.append(path)
+        elif path.name == RUN_FILE:
+            inputs.runs.append(path)
+            inputs.stages.append(path.parent)
+        elif is_event_log(path):
+            inputs.event_logs.append(path)
+        else:
+            raise UserError(f"{path} is no run.json, CSV or HTCondor event log; leave it out")
+    return inputs
+
+
+def _sort_folder(folder: Path, inputs: Inputs) -> None:
+    names = {RUN_FILE: inputs.runs, STAGES_FILE: inputs.stages}
+    for name, where in names.items():
+        if next(folder.rglob(name), None) is not None:
+            where.append(folder)
+    inputs.event_logs += [path for path in sorted(folder.rglob("*.log")) if is_event_log(path)]
+
+
+def is_event_log(path: Path) -> bool:
+    """Whether a file begins as HTCondor's event logs do; many programs write *.log files."""
+    with open(path, "rb") as file:
+        return EVENT.match(file.read(64)) is not None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("inputs", type=Path, nargs="+", metavar="RUNS_AND_LOGS")
+    parser.add_argument("--out", type=Path, default=Path("report.html"), help="default report.html")
+    parser.add_argument("--title", default="Trainyard report", help="the page's heading")
+    parser.add_argument("--epochs", type=int, help="epochs of the runs of a published CSV")
+    parser.add_argument("--target-acc1", type=float, help="for the time to accuracy, in per cent")
+    parser.add_argument(
+        "--predict", type=int, nargs="*", default=(), metavar="N", help="GPU counts"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("MPLBACKEND", "agg")
+    sys.exit(run_command(main))

@@ -1,0 +1,231 @@
+"""Submits the points of a study through submitit, asks how their jobs are, and ends them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.slurm.slurm import SlurmExecutor
+
+from dataset.errors import PassingError, UserError
+from scripts.study.plan import Plan, Point, uses_gpus
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCAL_LIMIT_MIN = 60 * 24 * 365  # submitit ends a local job after two minutes unless told otherwise
+SQUEUE_TIMEOUT_S = 60
+KILL_AFTER_S = 60.0
+
+
+class _SlurmTextExecutor(SlurmExecutor):
+    """Writes the sbatch text on machines without SLURM too: for --dry-run."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2
+
+    def text(self, num_repeats: int) -> str:
+        if num_repeats > 1:
+            self.parameters["map_count"] = num_repeats
+        return self._make_submission_file_text(self._submitit_command_str, "dry-run")
+
+
+def make_task(argv: Sequence[str]) -> Callable[[], None]:
+    """The function that each rank of a job runs: the trainer, in submitit's own process.
+
+    It is a closure, so that it is pickled whole: the job need not find this file. submitit's
+    signal handlers act on rank 0 alone, so they go: SIGTERM ends a rank that still starts, a
+    warning that comes so early waits until the trainer takes it, and from its first step on the
+    trainer handles all signals and owns the requeue.
+    """
+    root, here, flags = str(ROOT), str(Path.cwd()), list(argv)
+
+    def train_in_process() -> None:
+        import os
+        import signal
+        import sys
+
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+        os.environ.pop("OMP_THREAD_LIMIT", None)  # as `python -m train` does
+        os.chdir(here)  # what the paths in the flags refer to
+        sys.path.insert(0, root)
+        from dataset.errors import run_command
+        from train.run import main
+
+        code = run_command(lambda: main(flags))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # as `python -m train` ends: the exit code is the trainer's
+
+    return train_in_process
+
+
+def log_folder(folder: Path, point: Point) -> Path:
+    return folder / "logs" / point.name.rpartition("-r")[0]
+
+
+def submit_local(plan: Plan, point: Point, folder: Path) -> submitit.Job[Any]:
+    """Starts a point on this machine; its ranks do not hear the Ctrl-C of this terminal."""
+    executor = submitit.LocalExecutor(log_folder(folder, point))
+    executor.update_parameters(
+        timeout_min=LOCAL_LIMIT_MIN,
+        tasks_per_node=point.num_gpus,
+        stderr_to_stdout=True,
+        **_local_gpus(plan, point),
+    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return executor.submit(make_task(point.argv))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _local_gpus(plan: Plan, point: Point) -> dict[str, Any]:
+    """submitit hides all GPUs of this machine from a local job that does not ask for them."""
+    if not uses_gpus(plan) or not Path("/dev/nvidia0").exists():
+        return {}
+    options: dict[str, Any] = {"gpus_per_node": point.num_gpus}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name for name in visible.split(",") if name]
+        if len(names) < point.num_gpus or not all(name.isdigit() for name in names):
+            raise UserError(
+                f"CUDA_VISIBLE_DEVICES={visible} does not name {point.num_gpus} GPUs by number; "
+                "export more of them or ask for fewer --gpus"
+            )
+        options["visible_gpus"] = tuple(int(name) for name in names)
+    return options
+
+
+def submit_slurm(plan: Plan, points: Sequence[Point], folder: Path) -> list[str]:
+    """The job ids of points of one size: one job, or an array when there are repeats."""
+    if shutil.which("sbatch") is None:
+        raise UserError("no sbatch here; run this on a login node, or use --cluster local")
+    executor = SlurmExecutor(log_folder(folder, points[0]))
+    executor.update_parameters(**slurm_parameters(plan, points[0]))
+    tasks = [make_task(point.argv) for point in points]
+    try:
+        jobs = executor.submit_array(tasks) if len(tasks) > 1 else [executor.submit(tasks[0])]
+    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"sbatch refused {points[0].name}: {reason}") from None
+    return [job.job_id for job in jobs]
+
+
+def slurm_parameters(plan: Plan, point: Point) -> dict[str, Any]:
+    """The options of a point's job, in submitit's names."""
+    options = plan.slurm
+    more: dict[str, Any] = {"requeue": True, "time": options.time}
+    named = {"partition": options.partition, "account": options.account, "qos": options.qos}
+    named |= {"constraint": options.constraint, "mem_per_cpu": options.mem_per_cpu}
+    return {
+        "job_name": point.name.rpartition("-r")[0],
+        "nodes": point.num_nodes,
+        "ntasks_per_node": point.ranks_per_node,
+        "cpus_per_task": options.cpus_per_task,
+        # Since SLURM 22.05 srun does not take over --cpus-per-task; and a rank that fails must
+        # take the others with it.
+        "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={options.cpus_per_task}"],
+        "signal_delay_s": 120,
+        "stderr_to_stdout": True,
+        "wckey": None,
+        "additional_parameters": more,
+        **({"gpus_per_node": point.ranks_per_node} if uses_gpus(plan) else {}),
+        **{name: value for name, value in named.items() if value is not None},
+    }
+
+
+def describe(plan: Plan, points: Sequence[Point], folder: Path) -> str:
+    """What would be submitted: the command of each point and, on SLURM, the sbatch text."""
+    command = "python -m train " + "{}"
+    lines = [
+        f"# {p.name}: {p.num_gpus} ranks\n{command.format(shlex.join(p.argv))}" for p in points
+    ]
+    if plan.cluster == "slurm":
+        executor = _SlurmTextExecutor(log_folder(folder, points[0]), python=sys.executable)
+        executor.update_parameters(**slurm_parameters(plan, points[0]))
+        lines.append(executor.text(len(points)))
+    return "\n".join(lines) + "\n"
+
+
+def slurm_states(job_ids: Sequence[str]) -> dict[str, str]:
+    """The states of those jobs that SLURM still queues or runs: `RUNNING`, `PENDING Priority`."""
+    command = [
+        "squeue",
+        "--noheader",
+        "--array",
+        "--user",
+        getpass.getuser(),
+        "--format",
+        "%i %T %r",
+    ]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_S)
+    except FileNotFoundError:
+        raise UserError("no squeue here; run this on a login node of the cluster") from None
+    except subprocess.TimeoutExpired:
+        raise PassingError("squeue does not answer; ask again later") from None
+    if answer.returncode != 0:
+        raise PassingError(f"squeue failed: {answer.stderr.strip()}; ask again later")
+    lines = [line.split(maxsplit=2) for line in answer.stdout.splitlines()]
+    known = {line[0]: " ".join(line[1:]) for line in lines if len(line) >= 2}
+    return {job_id: known[job_id] for job_id in job_ids if job_id in known}
+
+
+def slurm_end(job_id: str) -> str:
+    """How a job ended, while SLURM remembers it: `TIMEOUT`, `NODE_FAIL`, `OUT_OF_MEMORY`."""
+    command = ["scontrol", "show", "job", "--oneliner", job_id]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_S)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return ""
+    fields = dict(word.split("=", 1) for word in answer.stdout.split() if "=" in word)
+    return fields.get("JobState", "")
+
+
+def is_local_alive(job_id: str) -> bool:
+    """Whether the controller of a local job runs; a number that was given out again is not it."""
+    try:
+        command = Path(f"/proc/{job_id}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"submitit.local._local" in command
+
+
+def cancel_slurm(job_ids: Sequence[str]) -> None:
+    """Ends jobs for good: the trainer does not requeue after scancel."""
+    if job_ids:
+        subprocess.run(["scancel", *job_ids], check=True, timeout=SQUEUE_TIMEOUT_S)
+
+
+def cancel_local(job_id: str) -> None:
+    """Asks a local job to write a checkpoint and end; kills one that does not listen."""
+    deadline_s = time.monotonic() + KILL_AFTER_S
+    while is_local_alive(job_id):
+        if time.monotonic() > deadline_s:
+            children = Path(f"/proc/{job_id}/task/{job_id}/children").read_text().split()
+            for pid in [*children, job_id]:
+                os.kill(int(pid), signal.SIGKILL)
+            return
+        # Again and again: until the trainer's module is loaded submitit drops the signal.
+        os.kill(int(job_id), signal.SIGTERM)
+        _reap(int(job_id))
+        time.sleep(1.0)
+
+
+def _reap(pid: int) -> None:
+    """Takes note of the end of a child of ours, which would else look alive."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass

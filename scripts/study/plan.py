@@ -1,0 +1,234 @@
+"""What a scaling study runs: its points, their batches and commands, kept in study.json."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dataset.errors import DataError, UserError
+from train.config import parse_config
+from train.record import write_json
+
+STUDY_FILE = "study.json"
+SCHEMA = 1
+CLUSTERS = ("local", "slurm")
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What is passed on to sbatch; None: the site's default."""
+
+    partition: str | None = None
+    account: str | None = None
+    constraint: str | None = None
+    qos: str | None = None
+    time: str = "24:00:00"
+    gpus_per_node: int | None = None  # None: 4 ranks a node, with GPUs unless --device cpu
+    cpus_per_task: int = 16
+    mem_per_cpu: str | None = "4G"
+
+    @property
+    def ranks_per_node(self) -> int:
+        return 4 if self.gpus_per_node is None else self.gpus_per_node
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study as it was asked for."""
+
+    data: str  # a URL, or a path relative to the study's folder, so that both can move together
+    cluster: str
+    gpus: tuple[int, ...]
+    mode: str  # weak or strong
+    repeats: int
+    train_flags: tuple[str, ...]
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
+
+    def __post_init__(self) -> None:
+        if not self.gpus or min(self.gpus) < 1 or len(set(self.gpus)) < len(self.gpus):
+            text = ",".join(map(str, self.gpus))
+            raise UserError(f"--gpus {text}: give different counts above 0, such as 1,2,4")
+        if self.repeats < 1:
+            raise UserError(f"--repeats {self.repeats}: must be at least 1")
+        if self.cluster == "slurm":
+            self._check_slurm()
+
+    def _check_slurm(self) -> None:
+        per_node = self.slurm.ranks_per_node
+        if per_node < 1:
+            raise UserError(f"--gpus-per-node {per_node}: must be at least 1 (a rank is a GPU)")
+        uneven = [n for n in self.gpus if n > per_node and n % per_node]
+        if uneven:
+            raise UserError(
+                f"{uneven[0]} GPUs do not fill nodes of {per_node}; choose multiples of {per_node} "
+                "or another --gpus-per-node"
+            )
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a study: a size and its repeat."""
+
+    name: str
+    num_gpus: int
+    num_nodes: int
+    repeat: int
+    batch_size: int
+    argv: tuple[str, ...]
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.num_gpus // self.num_nodes
+
+
+def make_points(plan: Plan, folder: Path) -> list[Point]:
+    """Every run of the study; flags that the trainer would refuse are refused here."""
+    data = [_data_argument(plan, folder)] if plan.data else []
+    config = parse_config([*data, *plan.train_flags])
+    base = [*data, *_without_batch(plan.train_flags)]
+    smallest = min(plan.gpus)
+    points = []
+    for num_gpus in sorted(plan.gpus):
+        scale = num_gpus / smallest if plan.mode == "weak" else 1
+        batch_size = round(config.batch_size * scale)
+        if batch_size % num_gpus or batch_size != config.batch_size * scale:
+            raise UserError(
+                f"a batch of {config.batch_size} does not divide over {num_gpus} GPUs ({plan.mode} "
+                f"scaling from {smallest}); give -b a multiple of {smallest * num_gpus} after --"
+            )
+        for repeat in range(plan.repeats):
+            name = f"{folder.name}-gpus{num_gpus:04d}-r{repeat + 1}"
+            seed = ["--seed", str(config.seed + repeat)] if repeat else []
+            own = ["-b", str(batch_size), *seed, "--output", _from_here(folder / name)]
+            num_nodes = _num_nodes(plan, num_gpus)
+            argv = (*base, *own)
+            points.append(Point(name, num_gpus, num_nodes, repeat + 1, batch_size, argv))
+    return points
+
+
+def relative_data(data: str, folder: Path) -> str:
+    """DATA as the plan keeps it: a URL as it is, a path as seen from the study's folder."""
+    if not data or "://" in data:
+        return data
+    if not Path(data).exists():
+        raise UserError(f"no such file or folder: {data}; give a data folder or a URL")
+    return os.path.relpath(data, folder)
+
+
+def _data_argument(plan: Plan, folder: Path) -> str:
+    if "://" in plan.data:
+        return plan.data
+    return _from_here(Path(os.path.normpath(folder / plan.data)))
+
+
+def _from_here(path: Path) -> str:
+    """A path below the current folder without it: records then hold nothing of this machine."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _without_batch(flags: tuple[str, ...]) -> list[str]:
+    """The trainer's flags without -b, which each point sets for itself."""
+    kept, skip = [], False
+    for flag in flags:
+        if skip:
+            skip = False
+        elif flag in ("-b", "--batch-size"):
+            skip = True
+        elif not flag.startswith("--batch-size=") and not (flag[:2] == "-b" and flag[2:].isdigit()):
+            kept.append(flag)
+    return kept
+
+
+def uses_gpus(plan: Plan) -> bool:
+    """Whether the ranks are to have a GPU each; with --device cpu they are processes, unless the
+    job's GPUs were asked for by their number."""
+    if plan.cluster == "slurm" and plan.slurm.gpus_per_node is not None:
+        return True
+    flags = plan.train_flags
+    is_cpu = any(
+        flag == "--device=cpu" or (flag == "--device" and flags[i + 1 : i + 2] == ("cpu",))
+        for i, flag in enumerate(flags)
+    )
+    return not is_cpu
+
+
+def _num_nodes(plan: Plan, num_gpus: int) -> int:
+    return -(-num_gpus // plan.slurm.ranks_per_node) if plan.cluster == "slurm" else 1
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """study.json: the plan, and the jobs that were submitted for each point, oldest first."""
+
+    plan: Plan
+    jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def with_job(self, name: str, job_id: str) -> StudyFile:
+        """The same with one more job of a point."""
+        return replace(self, jobs={**self.jobs, name: (*self.jobs.get(name, ()), job_id)})
+
+    def last_job(self, name: str) -> str | None:
+        return self.jobs[name][-1] if self.jobs.get(name) else None
+
+
+def write_study(folder: Path, study: StudyFile) -> None:
+    """Saves the study, so that it can be continued from another shell or after a reboot."""
+    record = {"schema": SCHEMA, "plan": asdict(study.plan), "jobs": dict(study.jobs)}
+    write_json(folder / STUDY_FILE, record)
+
+
+def read_study(folder: Path) -> StudyFile:
+    """The study of a folder."""
+    path = folder / STUDY_FILE
+    if not path.exists():
+        raise UserError(f"{folder} is no study: it has no {STUDY_FILE}; give the --out of a study")
+    try:
+        record = json.loads(path.read_text())
+        if record["schema"] > SCHEMA:
+            raise UserError(f"{path} has schema {record['schema']}; update this code to read it")
+        return StudyFile(
+            _plan_from(record["plan"]), {k: tuple(v) for k, v in record["jobs"].items()}
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise DataError(f"{path} cannot be read ({error!r}); was it edited by hand?") from None
+
+
+def extend_study(old: StudyFile, wanted: Plan, folder: Path) -> StudyFile:
+    """The study of a folder with the points that are wanted now; another recipe is refused.
+
+    More sizes or repeats, or other options of SLURM, continue a study; a point that exists
+    must keep its command, because its run would be resumed.
+    """
+    gpus = tuple(sorted({*old.plan.gpus, *wanted.gpus}))
+    merged = replace(wanted, gpus=gpus, repeats=max(old.plan.repeats, wanted.repeats))
+    before = {point.name: point.argv for point in make_points(old.plan, folder)}
+    after = {point.name: point.argv for point in make_points(merged, folder)}
+    changed = [name for name, argv in before.items() if after.get(name) != argv]
+    if changed or old.plan.cluster != wanted.cluster:
+        raise UserError(
+            f"{folder} holds another study (its flags: {_describe(old.plan)}); give another --out, "
+            f"or go on with: scaling_study.py resume {folder}"
+        )
+    return replace(old, plan=merged)
+
+
+def _plan_from(record: dict[str, Any]) -> Plan:
+    values = dict(record)
+    values["slurm"] = SlurmOptions(**values["slurm"])
+    values["gpus"], values["train_flags"] = tuple(values["gpus"]), tuple(values["train_flags"])
+    return Plan(**values)
+
+
+def _describe(plan: Plan) -> str:
+    gpus = ",".join(map(str, plan.gpus))
+    flags = " ".join(plan.train_flags)
+    return f"{plan.data} --gpus {gpus} --cluster {plan.cluster} --{plan.mode} -- {flags}"

@@ -1,0 +1,150 @@
+"""How far each point of a study is, from its run.json and its job, and what its log says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dataset.errors import CommandError
+from report.table import Cell, Column, Table
+from scripts.study.jobs import is_local_alive, log_folder, slurm_end, slurm_states
+from scripts.study.plan import Point, StudyFile
+from train.record import EPOCHS_FILE, RUN_FILE, read_epochs, read_run
+
+LOG_LINES = 6
+
+
+@dataclass(frozen=True)
+class PointState:
+    """One point now: done, running, queued, stopped (can go on), failed, or missing."""
+
+    point: Point
+    state: str
+    detail: str
+    job_id: str | None
+    exit_code: int | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in ("running", "queued")
+
+
+def find_states(study: StudyFile, points: Sequence[Point], folder: Path) -> list[PointState]:
+    """The state of every point."""
+    jobs = {p.name: job for p in points if (job := study.last_job(p.name))}
+    if study.plan.cluster == "slurm":
+        active = slurm_states(list(jobs.values())) if jobs else {}
+    else:
+        active = {job: "RUNNING" for job in jobs.values() if is_local_alive(job)}
+    return [_state_of(study, point, folder, jobs.get(point.name), active) for point in points]
+
+
+def _state_of(
+    study: StudyFile, point: Point, folder: Path, job_id: str | None, active: Mapping[str, str]
+) -> PointState:
+    run = _read(folder / point.name)
+    status, code = run.get("status"), run.get("exit_code")
+    if job_id is not None and job_id in active:
+        word, _, reason = active[job_id].partition(" ")
+        if word == "PENDING":
+            return PointState(point, "queued", f"waits: {reason}", job_id)
+        return PointState(point, "running", _progress(folder / point.name, run), job_id)
+    if status == "done":
+        return PointState(point, "done", _progress(folder / point.name, run), job_id, 0)
+    if job_id is None:
+        return PointState(point, "missing", "not submitted yet", None)
+    if _is_older(folder / point.name / RUN_FILE, log_folder(folder, point), job_id):
+        return PointState(point, "failed", "ended before it could resume its run", job_id)
+    if status == "checkpointed":
+        return PointState(point, "stopped", "has a checkpoint and can go on", job_id, code)
+    ended = slurm_end(job_id) if study.plan.cluster == "slurm" else ""
+    if status == "running" or (status is None and ended in ("CANCELLED", "PREEMPTED")):
+        return PointState(point, "stopped", f"was killed {ended}".strip(), job_id, code)
+    detail = f"exit {code}" if code is not None else f"ended without a record {ended}".strip()
+    return PointState(point, "failed", detail, job_id, code)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """The run's record, or an empty one while there is none."""
+    try:
+        return read_run(folder) if (folder / RUN_FILE).exists() else {}
+    except CommandError:
+        return {}
+
+
+def _is_older(run_file: Path, logs: Path, job_id: str) -> bool:
+    """Whether the last job never wrote the record that an earlier one left."""
+    submitted = logs / f"{job_id}_submitted.pkl"
+    if not run_file.exists() or not submitted.exists():
+        return False
+    return run_file.stat().st_mtime < submitted.stat().st_mtime
+
+
+def _progress(folder: Path, run: Mapping[str, Any]) -> str:
+    """How far the trainer is, in its epochs."""
+    total = (run.get("config") or {}).get("epochs")
+    epochs = read_epochs(folder) if (folder / EPOCHS_FILE).exists() else []
+    if not epochs:
+        return "starting" if run.get("status") != "done" else ""
+    last = epochs[-1]
+    words = [f"epoch {int(last['epoch']) + 1} of {total}"]
+    if last.get("val_acc1") is not None:
+        words.append(f"val acc@1 {last['val_acc1']:.1f} %")
+    if last.get("images_per_s"):
+        words.append(f"{last['images_per_s']:.0f} images/s")
+    return ", ".join(words)
+
+
+def log_tail(state: PointState, folder: Path) -> list[str]:
+    """The last lines of the log of a point's last job: of the first rank that says an error."""
+    logs = sorted(log_folder(folder, state.point).glob(f"{state.job_id}_*_log.out"))
+    texts = [path.read_text(errors="replace").splitlines() for path in logs]
+    with_error = [text for text in texts if any("rror" in line for line in text[-LOG_LINES:])]
+    return (with_error or texts or [[]])[0][-LOG_LINES:]
+
+
+class LogFollower:
+    """The lines that rank 0 of a job adds to its log, for a person who waits."""
+
+    def __init__(self, folder: Path, point: Point, job_id: str) -> None:
+        self._path = log_folder(folder, point) / f"{job_id}_0_log.out"
+        self._offset = 0
+
+    def new_lines(self) -> list[str]:
+        """The whole lines since the last call, without submitit's own."""
+        if not self._path.exists():
+            return []
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            text, _, _ = file.read().rpartition(b"\n")
+        self._offset += len(text) + 1 if text else 0
+        lines = text.decode(errors="replace").splitlines()
+        return [line for line in lines if line and not line.startswith("submitit")]
+
+
+def state_table(states: Sequence[PointState], title: str) -> Table:
+    """The states as a table for people and programs."""
+    columns = (
+        Column("name", "Point", is_number=False),
+        Column("num_gpus", "#GPUs"),
+        Column("num_nodes", "#N"),
+        Column("batch_size", "Batch Size"),
+        Column("job_id", "Job", is_number=False),
+        Column("state", "State", is_number=False),
+        Column("detail", "Detail", is_number=False),
+    )
+    rows = tuple(
+        (
+            Cell(s.point.name, s.point.name),
+            Cell(str(s.point.num_gpus), s.point.num_gpus),
+            Cell(str(s.point.num_nodes), s.point.num_nodes),
+            Cell(str(s.point.batch_size), s.point.batch_size),
+            Cell(s.job_id or "", s.job_id),
+            Cell(s.state, s.state),
+            Cell(s.detail, s.detail),
+        )
+        for s in states
+    )
+    return Table("study", title, columns, rows)

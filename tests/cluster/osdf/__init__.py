@@ -1,0 +1,1 @@
+"""A mini-OSDF on loopback: real XRootD origin and caches, a small director, faults on command."""

@@ -1,0 +1,49 @@
+"""Each fault alone: the right bytes or the right exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.cluster.osdf.fetch_cases import CASES, Case
+from tests.cluster.osdf.fetching import MIB, Fetcher, Result, leftovers, make_content, write_index
+
+pytestmark = pytest.mark.osdf
+SIZE = 24 * MIB + 12345
+
+
+@pytest.fixture(scope="module")
+def stored(osdf: ModuleType) -> tuple[str, bytes]:
+    content = make_content(SIZE)
+    return osdf.put("fetch-faults/object.bin", content), content
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+def test_a_fault_alone(
+    case: Case, osdf: ModuleType, stored: tuple[str, bytes], tmp_path: Path
+) -> None:
+    path, content = stored
+    result = run_case(case, osdf, path, content, tmp_path)
+    assert result.exit_code == case.exit_code, result.message
+    texts = [result.message, *result.summary.notes, *result.errors, str(result.summary.sources)]
+    assert any(case.says in text for text in texts), texts
+    if case.exit_code == 0:
+        assert result.path.read_bytes() == content
+        assert leftovers(tmp_path) == []
+        assert result.wasted <= case.max_wasted
+        twice = sum(result.summary.bytes_twice.values())
+        assert result.summary.fetched_bytes == SIZE + twice, "fetched twice, uncounted"
+    else:
+        assert not result.path.exists()
+
+
+def run_case(case: Case, osdf: ModuleType, path: str, content: bytes, out: Path) -> Result:
+    """Sets the faults of a case for one object and fetches it."""
+    if case.has_index:
+        write_index(out / "object.bin.index", content)
+    faults = [replace(fault, path=path) for fault in case.faults]
+    with osdf.faults(*faults, seed=1):
+        return Fetcher(osdf, out)(path, **case.options)

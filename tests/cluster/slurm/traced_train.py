@@ -1,0 +1,47 @@
+"""The real trainer, which also writes down its samples and can be slowed, for test_preemption.py.
+
+`python -m tests.cluster.slurm.traced_train ARGS` is `python -m train ARGS` with, in TRACE_DIR:
+RANK-ATTEMPT.jsonl, a line for each microbatch with its samples, and RANK-ATTEMPT.pid.
+TRACE_DELAY_S slows each step of the first attempt, so that a signal meets a run that is under way;
+TRACE_FAULT=RANK:STEP raises an error there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import time
+from pathlib import Path
+
+from train.data import Images, Item
+from train.sampler import Int64s
+
+
+def main() -> None:
+    """Puts the notes around Images.indices, then runs the trainer."""
+    rank, attempt = os.environ["SLURM_PROCID"], os.environ.get("SLURM_RESTART_COUNT", "0")
+    trace = Path(os.environ["TRACE_DIR"]) / f"{rank}-{attempt}"
+    trace.with_suffix(".pid").write_text(str(os.getpid()))
+    delay_s = float(os.environ.get("TRACE_DELAY_S", "0")) if attempt == "0" else 0.0
+    fault = os.environ.get("TRACE_FAULT", "")
+    plain_indices = Images.indices
+
+    def traced_indices(self: Images, item: Item) -> Int64s:
+        indices = plain_indices(self, item)
+        if item.is_val:
+            return indices
+        if fault == f"{rank}:{item.step_in_epoch}":
+            raise RuntimeError("the fault that the test asked for")
+        note = {"epoch": item.epoch, "step": item.step_in_epoch, "ids": indices.tolist()}
+        with open(trace.with_suffix(".jsonl"), "a") as file:
+            file.write(json.dumps(note) + "\n")
+        time.sleep(delay_s)
+        return indices
+
+    Images.indices = traced_indices  # type: ignore[method-assign]
+    runpy.run_module("train", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""condor/job.sh by itself: signals, exit codes and what it leaves, with a stand-in trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Stands for `python -m train`: the real one is tested on the real pool. SCRIPT says what it does.
+TRAINER = """\
+import json, os, pathlib, signal, sys, time
+out = pathlib.Path("out")
+def end(code, **run):
+    record = {"schema": 1, "status": "done", "exit_code": code, "images_trained": 8} | run
+    (out / "run.json").write_text(json.dumps(record))
+    sys.exit(code)
+def stop(number, frame):
+    (out / "ckpt").mkdir(exist_ok=True)
+    (out / "ckpt" / "step-000000007.pt").write_bytes(b"x")
+    end(85, status="checkpointed")
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path("arguments").write_text(json.dumps(sys.argv[1:]))
+pathlib.Path("data/part").write_bytes(b"some data")
+exec(os.environ["SCRIPT"])
+"""
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """The sandbox as HTCondor fills it."""
+    shutil.copy(ROOT / "condor/job.sh", tmp_path)
+    shutil.copy(ROOT / "condor/slot.py", tmp_path)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/__main__.py").write_text(TRAINER)
+    return tmp_path
+
+
+def start(scratch: Path, script: str, **env: str) -> subprocess.Popen[str]:
+    settings = {"DATA": "dummy", "ALLOW_CPU": "1", "PYTHON": sys.executable, "SCRIPT": script}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.Popen(
+        ["./job.sh"],
+        cwd=scratch,
+        env=kept | settings | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(scratch: Path, script: str, **env: str) -> tuple[int, str]:
+    process = start(scratch, script, **env)
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+FINISH = 'pathlib.Path("out/imagenet_resnet50.pt").write_bytes(b"w"); end(0)'
+
+
+def test_a_finished_training_leaves_the_model_and_no_data(scratch: Path) -> None:
+    code, errors = run(scratch, FINISH, EPOCHS="3", SEED="7", TRAIN="-b 64 --precision bf16")
+    assert (code, errors) == (0, "")
+    assert (scratch / "out/imagenet_resnet50.pt").exists()
+    assert not (scratch / "data").exists()
+    arguments = json.loads((scratch / "arguments").read_text())
+    assert arguments[0] == "--dummy"
+    assert " ".join(arguments[1:]) == (
+        "--output out --epochs 3 --seed 7 --device cpu --save-model --checkpoint-minutes 120.0 "
+        "-b 64 --precision bf16"
+    )
+
+
+def test_the_limit_counts_from_the_start_of_the_job_fetch_included(scratch: Path) -> None:
+    (scratch / "job.ad").write_text("AllowedExecuteDuration = 72000\n")
+    (scratch / "scripts").mkdir()
+    (scratch / "scripts/fetch_osdf.py").write_text("import time; time.sleep(2)")
+    before = int(time.time())
+    code, _ = run(scratch, FINISH, DATA="osdf:///x/y.tar", DATA_GB="0.001",
+                  _CONDOR_JOB_AD=str(scratch / "job.ad"))  # fmt: skip
+    after = time.time()
+    assert code == 0
+    arguments = json.loads((scratch / "arguments").read_text())
+    deadline = int(arguments[arguments.index("--deadline") + 1])
+    assert before + 72000 <= deadline <= after + 72000 - 2
+
+
+def test_sigterm_reaches_the_trainer_and_its_85_comes_back(scratch: Path) -> None:
+    process = start(scratch, "time.sleep(60)")
+    wait_for(scratch / "data/part")
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (85, "")
+    assert (scratch / "out/ckpt/step-000000007.pt").exists()
+    assert (scratch / "data/part").exists()  # the next start may be in this sandbox
+
+
+def test_a_sigterm_during_the_fetch_ends_it(scratch: Path) -> None:
+    fetch = "import pathlib, time; pathlib.Path('fetching').touch(); time.sleep(60)"
+    (scratch / "scripts").mkdir()
+    (scratch / "scripts/fetch_osdf.py").write_text(fetch)
+    process = start(scratch, FINISH, DATA="osdf:///x/y.tar", DATA_GB="0.001")
+    wait_for(scratch / "fetching")
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert errors == "error: ended by signal 15; try again\n"
+    assert not (scratch / "data").exists()
+    assert (scratch / "out").is_dir()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path}"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("code", "seen"), [(1, 1), (2, 2), (3, 3), (4, 4), (75, 75)])
+def test_the_trainers_code_is_the_jobs_and_nothing_is_left(
+    scratch: Path, code: int, seen: int
+) -> None:
+    assert run(scratch, f'end({code}, status="failed")')[0] == seen
+    assert not (scratch / "data").exists()
+
+
+def test_a_killed_trainer_is_tried_again(scratch: Path) -> None:
+    code, errors = run(scratch, "os.kill(os.getpid(), 9)")
+    assert (code, errors.splitlines()[-1]) == (75, "error: ended by signal 9; try again")
+
+
+def test_an_exit_0_that_trained_nothing_is_no_success(scratch: Path) -> None:
+    code, errors = run(scratch, FINISH.replace("end(0)", "end(0, images_trained=0)"))
+    assert code == 3
+    assert "nothing was trained" in errors
+    assert not (scratch / "out/imagenet_resnet50.pt").exists()
+
+
+def test_no_gpu_is_said_in_one_line_and_nothing_is_left(scratch: Path) -> None:
+    code, errors = run(scratch, FINISH, ALLOW_CPU="0")
+    assert code == 2
+    assert errors.startswith("error: this slot has no GPU")
+    assert errors.count("\n") == 1
+    assert not (scratch / "data").exists()
+    assert not (scratch / "arguments").exists()
+
+
+def test_a_fetch_that_fails_ends_the_job_with_its_code(scratch: Path) -> None:
+    (scratch / "scripts").mkdir()
+    (scratch / "scripts/fetch_osdf.py").write_text("import sys; sys.exit(3)")
+    code, _ = run(scratch, FINISH, DATA="osdf:///x/y.tar", DATA_GB="0.001")
+    assert code == 3
+    assert not (scratch / "arguments").exists()
+
+
+def test_several_urls_and_the_federation_go_to_the_fetch(scratch: Path) -> None:
+    (scratch / "scripts").mkdir()
+    (scratch / "scripts/fetch_osdf.py").write_text("import sys; print(sys.argv[1:])")
+    process = start(scratch, FINISH, DATA="osdf:///x/a.tar,osdf:///x/b.tar", DATA_GB="0.001",
+                    FEDERATION="http://127.0.0.1:1", FETCH="--connections 4")  # fmt: skip
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "'--out', 'data', '--record', 'out'" in out
+    assert "'--federation', 'http://127.0.0.1:1', 'osdf:///x/a.tar', 'osdf:///x/b.tar'" in out
+    assert "'--connections', '4'" in out
+    assert json.loads((scratch / "arguments").read_text())[0] == "data"
+
+
+def test_what_the_plugin_brought_is_trained_on(scratch: Path) -> None:
+    for name in ("a.tar", "labels.csv"):
+        (scratch / name).write_bytes(b"brought")
+    script = "pathlib.Path('seen').write_text(' '.join(sorted(os.listdir('data')))); " + FINISH
+    urls = "osdf:///x/a.tar,osdf:///x/labels.csv"
+    assert run(scratch, script, DATA=urls, DATA_GB="0.001", PLUGIN="true") == (0, "")
+    assert (scratch / "seen").read_text() == "a.tar labels.csv part"
+    assert not (scratch / "a.tar").exists()
+
+
+def test_a_container_without_torch_is_the_users_mistake(scratch: Path) -> None:
+    bare = scratch / "python3"
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    (scratch / "slot.py").write_text("raise SystemExit(2)")
+    code, errors = run(scratch, FINISH, PYTHON=str(bare))
+    assert code == 2
+    assert errors == (
+        "error: no Python >= 3.10 with torch, torchvision, numpy and pillow here; choose another "
+        "IMAGE or PYTHON\n"
+    )
+    assert not (scratch / "data").exists()

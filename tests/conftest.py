@@ -1,0 +1,116 @@
+"""What all tests share: the real services as fixtures, and an honest count of what was left out."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.cluster import SERVICES
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Several processes of several spinning OpenMP threads on two cores bring each other to a halt:
+# a step of 0.2 s was seen to take a minute. One thread a process, in children too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A job in the background of a shell script starts with SIGINT ignored, and so would all children:
+# the tests of Ctrl-C need what a terminal gives.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_left_out: Counter[str] = Counter()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run only the long repetitions")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what this machine cannot run, counted by reason."""
+    wants_soak = config.getoption("--soak")
+    reasons = {name: _service(name).missing() for name in SERVICES if _any_marked(items, name)}
+    reasons["mpi"] = None if shutil.which("mpirun") or _can_install() else "needs Open MPI"
+    reasons["browser"] = None if shutil.which("chromium") else "needs Chromium (make system)"
+    kept, deselected = [], []
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        unmet = [f"{m}: {reasons[m]}" for m in sorted(marks & reasons.keys()) if reasons[m]]
+        if ("soak" in marks) != wants_soak:
+            deselected.append(item)
+        elif "gpu" in marks and not Path("/dev/nvidia0").exists():
+            _left_out["gpu: no CUDA device here"] += 1
+            deselected.append(item)
+        elif unmet:
+            _left_out[unmet[0]] += 1
+            deselected.append(item)
+        else:
+            kept.append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=deselected)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each xdist worker collects everything: its counts are the counts."""
+    _left_out.update(Counter(node.workeroutput.get("left_out", {})) - _left_out)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With CI=true it is a failure to leave anything out but GPU tests."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(_left_out)
+    elif os.environ.get("CI") == "true" and any(r for r in _left_out if r[:4] != "gpu:"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for reason, count in _left_out.items():
+        terminalreporter.write_line(f"LEFT OUT {count} tests: {reason}", yellow=True, bold=True)
+
+
+def _any_marked(items: list[pytest.Item], name: str) -> bool:
+    return any(item.get_closest_marker(name) for item in items)
+
+
+def _can_install() -> bool:
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def _service(name: str) -> ModuleType:
+    return importlib.import_module(f"tests.cluster.{name}.service")
+
+
+def _run_service(name: str) -> Iterator[ModuleType]:
+    """A running service; one that was up before (`make cluster-up`) is used and left running."""
+    service = _service(name)
+    was_up = service.is_up()
+    service.up()
+    yield service
+    if not was_up:
+        service.down()
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[ModuleType]:
+    """The real SLURM: 4 nodes x 4 GPUs on loopback."""
+    yield from _run_service("slurm")
+
+
+@pytest.fixture(scope="session")
+def condor() -> Iterator[ModuleType]:
+    """The real HTCondor pool."""
+    yield from _run_service("condor")
+
+
+@pytest.fixture(scope="session")
+def osdf() -> Iterator[ModuleType]:
+    """The real XRootD origin and caches behind the mini-director."""
+    yield from _run_service("osdf")

@@ -1,0 +1,161 @@
+"""The protocol of a Pelican federation, parsed without a network."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataset.errors import UserError
+from dataset.federation import (
+    OSDF_DISCOVERY,
+    Namespace,
+    Verdict,
+    drop_authz,
+    parse_discovery,
+    parse_links,
+    parse_namespace,
+    parse_target,
+    read_director_answer,
+)
+
+LINK = (
+    '<https://cache-b:8443/ns/x?a=1,2>; rel="duplicate"; pri=2; depth=3, '
+    '<https://cache-a:8443/ns/x>; rel="duplicate"; pri=1; depth=3'
+)
+PELICAN = {"server": "pelican/7.19.1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "identity"),
+    [
+        ("osdf:///nrp/osdf/a.tar", "pelican://osg-htc.org/nrp/osdf/a.tar"),
+        ("osdf://nrp/osdf/a.tar", "pelican://osg-htc.org/nrp/osdf/a.tar"),
+        ("pelican://fed.org:8444/ns/a.tar", "pelican://fed.org:8444/ns/a.tar"),
+        ("https://host/a%20b.tar", "https://host/a%20b.tar"),
+        ("https://host/a b.tar", "https://host/a%20b.tar"),
+        ("file:///data/a.tar", "file:///data/a.tar"),
+        ("/data/a.tar", "file:///data/a.tar"),
+    ],
+)
+def test_every_kind_of_url_is_read(text: str, identity: str) -> None:
+    assert parse_target(text).identity == identity
+
+
+def test_osdf_asks_its_own_discovery_host_unless_told_otherwise() -> None:
+    assert parse_target("osdf:///ns/a").discovery == OSDF_DISCOVERY
+    assert parse_target("osdf:///ns/a", "fed.example").discovery == "https://fed.example"
+    assert parse_target("osdf:///ns/a", "http://127.0.0.1:9/x").discovery == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["osdf:///", "pelican:///ns/a", "ftp://host/a", "relative/path", "https:///a", "file://host/a"],
+)
+def test_a_url_that_names_nothing_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(UserError):
+        parse_target(text)
+
+
+@pytest.mark.parametrize("text", ["osdf:///ns/..", "https://host/", "https://host/a%2Fb"])
+def test_a_name_cannot_leave_the_output_folder(text: str) -> None:
+    with pytest.raises(UserError):
+        _ = parse_target(text).name
+
+
+def test_a_token_in_a_federation_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UserError) as caught:
+        parse_target("osdf:///ns/a?authz=SECRETSECRET")
+    assert "SECRET" not in str(caught.value)
+
+
+def test_a_signed_https_url_keeps_its_query_but_never_shows_its_token() -> None:
+    target = parse_target("https://user:pw@host/a?authz=SECRETSECRET&x=1")
+    assert "authz=SECRETSECRET" in target.url
+    assert "SECRET" not in target.identity
+    assert "pw" not in target.identity
+
+
+def test_sources_come_nearest_first_with_commas_inside_addresses() -> None:
+    assert [link.url for link in parse_links(LINK)] == [
+        "https://cache-a:8443/ns/x",
+        "https://cache-b:8443/ns/x?a=1,2",
+    ]
+    assert [link.depth for link in parse_links(LINK)] == [3, 3]
+
+
+def test_a_cache_named_twice_counts_once_and_seven_are_too_many() -> None:
+    twice = f"{LINK}, {LINK}"
+    assert len(parse_links(twice)) == 2
+    many = ", ".join(f'<https://c{n}/x>; rel="duplicate"; pri={n}' for n in range(1, 9))
+    assert [link.url for link in parse_links(many)] == [f"https://c{n}/x" for n in range(1, 7)]
+
+
+def test_links_of_another_relation_or_scheme_are_left_out() -> None:
+    value = '<https://a/x>; rel="next", <root://b/x>; rel="duplicate", <https://c/x>; rel=duplicate'
+    assert [link.url for link in parse_links(value)] == ["https://c/x"]
+
+
+@given(st.text())
+def test_no_link_header_can_crash_the_parser(value: str) -> None:
+    assert all(link.url.startswith("http") for link in parse_links(value))
+
+
+def test_the_namespace_header_is_read_in_any_order_and_case() -> None:
+    value = "require-token=True,namespace=/ns,collections-url=https://o:8443,new=1"
+    assert parse_namespace(value) == Namespace("/ns", True, "https://o:8443")
+    assert parse_namespace("") == Namespace("", False, None)
+
+
+def test_a_redirect_names_the_sources_and_the_namespace() -> None:
+    headers = {
+        **PELICAN,
+        "link": LINK,
+        "location": "https://cache-a:8443/ns/x?authz=SECRET",
+        "x-pelican-namespace": "namespace=/ns, require-token=true",
+    }
+    answer = read_director_answer(307, headers, "https://director/ns/x")
+    assert answer.verdict is Verdict.FOUND
+    assert answer.sources[0] == "https://cache-a:8443/ns/x"
+    assert answer.namespace.require_token
+
+
+def test_a_token_that_the_director_puts_into_the_location_is_dropped() -> None:
+    headers = {**PELICAN, "location": "https://cache/ns/x?directread=&authz=SECRET"}
+    answer = read_director_answer(307, headers, "https://director/ns/x")
+    assert answer.sources == ("https://cache/ns/x?directread=",)
+    assert drop_authz("https://c/x?authz=SECRET") == "https://c/x"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "verdict"),
+    [
+        (404, PELICAN, Verdict.MISSING),
+        (404, {"x-pelican-jobid": "1"}, Verdict.MISSING),
+        (404, {"server": "nginx"}, Verdict.PASSING),  # the ingress, while the director restarts
+        (404, {}, Verdict.PASSING),
+        (401, PELICAN, Verdict.DENIED),
+        (403, {"server": "nginx"}, Verdict.DENIED),
+        (429, PELICAN, Verdict.PASSING),
+        (500, PELICAN, Verdict.PASSING),
+        (200, PELICAN, Verdict.PASSING),
+        (302, {"server": "nginx", "location": "https://login.example/"}, Verdict.PASSING),
+    ],
+)
+def test_only_the_director_itself_can_say_that_an_object_is_missing(
+    status: int, headers: dict[str, str], verdict: Verdict
+) -> None:
+    assert read_director_answer(status, headers, "https://director/ns/x").verdict is verdict
+
+
+def test_the_discovery_document_names_the_director() -> None:
+    assert parse_discovery(b'{"director_endpoint": "https://d:1/"}', "here") == "https://d:1"
+    assert parse_discovery(b'{"director_endpoint": "d.org"}', "here") == "https://d.org"
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"{}", b"[]", b'{"director_endpoint": 3}', b'{"director_endpoint": "x://"}']
+)
+def test_a_discovery_document_without_a_director_says_where(body: bytes) -> None:
+    with pytest.raises(ValueError, match="here"):
+        parse_discovery(body, "here")

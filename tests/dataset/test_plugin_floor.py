@@ -1,0 +1,50 @@
+"""The engine as a transfer plugin: Python 3.9's standard library alone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST_MODULES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dataset.remote, dataset.dry_run
+for name in sorted(sys.modules):
+    module = sys.modules[name]
+    if name.partition(".")[0] == "dataset":
+        print(module.__file__)
+    elif name.partition(".")[0] not in sys.stdlib_module_names and name != "__main__":
+        raise SystemExit(f"{name} is not of the standard library")
+"""
+
+
+def plugin_files() -> list[Path]:
+    """Every file of ours that a fetch imports, found by importing it without site-packages."""
+    command = [sys.executable, "-I", "-S", "-c", LIST_MODULES, str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return [Path(line) for line in done.stdout.splitlines()]
+
+
+def test_the_engine_imports_nothing_but_the_standard_library() -> None:
+    names = {path.name for path in plugin_files()}
+    assert {"transfer.py", "federation.py", "errors.py"} <= names
+
+
+@pytest.mark.parametrize("path", plugin_files(), ids=lambda path: path.name)
+def test_a_file_of_the_engine_runs_on_python_3_9(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 9))  # refuses match statements
+    names = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    if path.name != "__init__.py":
+        assert any(node.module == "__future__" for node in names), "annotations must stay text"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            keywords = {keyword.arg for keyword in node.keywords}
+            called = node.func.id if isinstance(node.func, ast.Name) else ""
+            assert not (called == "dataclass" and keywords & {"slots", "kw_only"})
+            assert not (called == "zip" and "strict" in keywords)

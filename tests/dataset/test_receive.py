@@ -1,0 +1,67 @@
+"""Answers that could put a wrong byte into the file are refused, each for its reason."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dataset.receive import OtherSize, OtherVersion, StatusError, check_answer, read_retry_after
+from dataset.sources import Source
+
+
+def answer(status: int, length: int | None, **headers: str) -> Any:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return SimpleNamespace(status=status, length=length, headers=names)
+
+
+def check(reply: Any, etag: str | None = None, size: int | None = 1000) -> int:
+    return check_answer(reply, 100, 200, size, Source("http://a/x", "a", etag=etag))
+
+
+def test_exactly_the_range_is_taken() -> None:
+    assert check(answer(206, 100, content_range="bytes 100-199/1000")) == 0
+    assert check(answer(206, None, content_range="bytes 100-199/1000")) == 0
+
+
+def test_a_whole_object_is_read_up_to_the_range() -> None:
+    assert check(answer(200, 1000)) == 100
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (answer(206, 100, content_range="bytes 101-200/1000"), OSError),
+        (answer(206, 100, content_range="bytes 100-198/1000"), OSError),
+        (answer(206, 100, content_range="bytes 100-199/*"), OSError),
+        (answer(206, 100), OSError),
+        (answer(206, 101, content_range="bytes 100-199/1000"), OSError),
+        (answer(206, 99, content_range="bytes 100-199/1000"), OSError),
+        (answer(206, 100, content_range="bytes 100-199/1001"), OtherSize),
+        (answer(200, 999), OtherSize),
+        (answer(200, None), OSError),
+        (answer(416, 0, content_range="bytes */50"), OtherSize),
+        (answer(416, 0), OSError),
+        (answer(206, 100, content_range="bytes 100-199/1000", content_encoding="gzip"), OSError),
+        (answer(503, 0), StatusError),
+        (answer(304, 0), StatusError),
+    ],
+)
+def test_any_other_answer_is_refused(reply: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        check(reply)
+
+
+def test_an_etag_that_changes_at_one_source_is_another_version() -> None:
+    reply = answer(206, 100, content_range="bytes 100-199/1000", etag='"v2"')
+    assert check(reply, etag='"v2"') == 0
+    with pytest.raises(OtherVersion):
+        check(reply, etag='"v1"')
+
+
+def test_retry_after_is_a_number_or_a_date() -> None:
+    assert read_retry_after({"retry-after": "7"}, 0.0) == 7
+    assert read_retry_after({"retry-after": "Thu, 01 Jan 1970 00:01:00 GMT"}, 20.0) == 40
+    assert read_retry_after({"retry-after": "soon"}, 0.0) == 0
+    assert read_retry_after({}, 0.0) == 0

@@ -1,0 +1,194 @@
+"""The doctor in a plain shell: what it sees, what it calls wrong, and that it needs no package."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm.jobs import clean_env
+from tests.conftest import ROOT
+
+NOWHERE = "http://127.0.0.1:9"  # the discard port, where nothing listens
+
+
+def run_doctor(*args: str, bare: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """The doctor in a plain shell; `bare` hides all packages, and saves importing torch."""
+    command = [sys.executable, *(["-S"] if bare else []), "scripts/doctor.py"]
+    known = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")} | env
+    return subprocess.run(
+        [*command, "--federation", NOWHERE, *args],
+        cwd=ROOT, env=known, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def find(*args: str, bare: bool = True, **env: str) -> dict[str, dict[str, str]]:
+    """What the doctor found, by topic."""
+    done = run_doctor("--json", *args, bare=bare, **env)
+    assert done.stderr == ""
+    record = json.loads(done.stdout)
+    assert record["ok"] is (done.returncode == 0)
+    return {finding["topic"]: finding for finding in record["findings"]}
+
+
+def test_a_healthy_shell_exits_zero_and_says_why(tmp_path: Path) -> None:
+    done = run_doctor(bare=False, PATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert "launcher    single, because no launcher's variables are set" in done.stdout
+    assert "no scheduler here: not a login node" in done.stdout
+    assert "torch 2." in done.stdout
+    assert done.stdout.endswith("nothing is wrong here\n")
+
+
+def test_missing_packages_are_wrong_and_the_rest_is_still_told() -> None:
+    done = run_doctor()
+    assert done.returncode == 2
+    assert "wrong: cannot import numpy" in done.stdout
+    assert "pip install -r requirements.txt" in done.stdout
+    assert "  rank        0 of 1" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 is set but RANK is not"),
+        ({"RANK": "0"}, "RANK=0 is set but WORLD_SIZE"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "start it with srun"),
+        ({"RANK": "5", "WORLD_SIZE": "x"}, "WORLD_SIZE='x' is not a whole number"),
+    ],
+)
+def test_contradictory_variables_are_wrong(env: dict[str, str], words: str) -> None:
+    finding = find(bare=True, **env)["launcher"]
+    assert finding["level"] == "wrong"
+    assert words in finding["problem"]
+
+
+def test_a_shell_with_sbatch_and_no_job_is_probably_a_login_node(tmp_path: Path) -> None:
+    (tmp_path / "sbatch").touch(mode=0o755)
+    job = find(PATH=str(tmp_path))["job"]
+    assert "probably a login node" in job["text"]
+    assert "sbatch slurm/train.sbatch" in job["problem"]
+
+
+def test_a_job_without_scontrol_is_told_that_it_cannot_requeue_itself(tmp_path: Path) -> None:
+    job = find(PATH=str(tmp_path), SLURM_JOB_ID="7")["job"]
+    assert (job["level"], job["text"]) == ("note", "SLURM job 7, so no login node")
+    assert "exit 85" in job["problem"]
+
+
+def test_an_htcondor_slot_is_one_process_whatever_its_pilot_says() -> None:
+    found = find(_CONDOR_JOB_AD="/nowhere", SLURM_JOB_ID="7", SLURM_STEP_ID="0", SLURM_PROCID="3")
+    assert found["launcher"]["text"].startswith("condor, because")
+    assert found["job"]["text"] == "an HTCondor slot, so no login node"
+
+
+def test_given_gpus_that_torch_cannot_use_are_wrong() -> None:
+    if Path("/dev/nvidia0").exists():
+        expected = "ok"
+    else:
+        expected = "wrong"
+    assert find(bare=False, CUDA_VISIBLE_DEVICES="0")["GPUs"]["level"] == expected
+
+
+def test_a_limit_of_the_cpus_is_seen() -> None:
+    done = subprocess.run(
+        ["taskset", "--cpu-list", "0", sys.executable, "-S", "scripts/doctor.py", "--json"],
+        cwd=ROOT, env=clean_env(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    texts = {f["topic"]: f["text"] for f in json.loads(done.stdout)["findings"]}
+    assert texts["CPUs"].startswith("1 usable:")
+    assert ", 1 by affinity," in texts["CPUs"]
+
+
+def test_kinds_of_data_are_told_apart(tmp_path: Path) -> None:
+    for half in ("train", "val"):
+        (tmp_path / "folder" / half / "n01440764").mkdir(parents=True)
+    for name in (
+        "tars",
+        "zip",
+        "empty",
+        "unsorted/train",
+        "half/train/n01",
+        "half/.train.extracting",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+    for half in ("train", "val"):
+        (tmp_path / "tars" / f"ILSVRC2012_img_{half}.tar").touch()
+    (tmp_path / "zip" / "imagenet-object-localization-challenge.zip").touch()
+    names = ("folder", "tars", "zip", "empty", "unsorted", "half")
+    found = {name: _data(tmp_path / name) for name in names}
+    assert found["folder"]["text"].endswith("1 classes in train/, 1 classes in val/")
+    assert found["folder"]["level"] == "ok"
+    assert "no index yet" in found["tars"]["text"]
+    assert "scripts/index_tar.py" in found["tars"]["problem"]
+    assert "scripts/extract_ILSVRC_mp.py" in found["zip"]["problem"]
+    assert "holds neither train/ nor ILSVRC2012_img_train.tar" in found["empty"]["problem"]
+    assert "no class folders" in found["unsorted"]["problem"]
+    assert "half/train is not finished" in found["half"]["problem"]
+    wrong = [name for name in names if found[name]["level"] == "wrong"]
+    assert wrong == ["zip", "empty", "unsorted", "half"]
+
+
+def _data(path: Path) -> dict[str, str]:
+    """In this process, which has numpy: a new one for each would only cost time."""
+    from train.supplies import look_at_data
+
+    finding = look_at_data(str(path))
+    return {"text": finding.text, "level": finding.level, "problem": finding.problem}
+
+
+def test_missing_data_is_wrong_with_the_fix() -> None:
+    finding = find("/no/such/data")["data"]
+    assert finding["problem"].startswith("no such data: /no/such/data; name a folder with train/")
+
+
+def test_an_output_that_cannot_be_written_is_wrong(tmp_path: Path) -> None:
+    finding = find("--output", "/proc/runs")["space"]
+    assert finding["level"] == "wrong"
+    assert find("--output", str(tmp_path / "new" / "runs"))["space"]["level"] == "ok"
+
+
+@pytest.fixture
+def federation() -> Iterator[str]:
+    """A federation's discovery on loopback."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"director_endpoint": "https://director.example.org"}')
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_federation_that_answers_is_named(federation: str) -> None:
+    found = find("--federation", federation, "osdf:///ns/imagenet")
+    assert found["federation"]["text"].endswith("director https://director.example.org")
+    assert found["data"]["text"].endswith("/ns/imagenet, fetched before the first epoch")
+
+
+def test_a_silent_federation_is_wrong_only_when_data_needs_it() -> None:
+    assert find()["federation"]["level"] == "ok"
+    assert "not reachable" in find()["federation"]["text"]
+    finding = find("osdf:///ns/imagenet")["federation"]
+    assert finding["level"] == "wrong"
+    assert "fetch on a node with a network" in finding["problem"]
+
+
+def test_a_url_that_nothing_can_fetch_is_wrong() -> None:
+    assert find("ftp://host/imagenet")["data"]["level"] == "wrong"

@@ -1,0 +1,99 @@
+"""The index command: what it writes, refuses, verifies and says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dataset.index import find_or_build_index
+from tests.dataset.bad_tars import BAD
+from tests.dataset.tars import TRAIN, VAL, flatten, make_tree, read_index, write_flat, write_nested
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "index_tar.py"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run(*flags: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, flags)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+def test_two_tars_are_indexed_in_one_go_and_again_at_no_cost(tmp_path: Path) -> None:
+    tree = make_tree()
+    write_nested(tmp_path, tree)
+    _, val = write_flat(tmp_path)
+    done = run(TRAIN, VAL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "3 classes, 18 images in " in done.stderr
+    assert read_index(find_or_build_index(tmp_path / TRAIN)) == flatten(tree)
+    assert read_index(find_or_build_index(tmp_path / VAL)) == val
+    lines = (tmp_path / "stages.jsonl").read_text().splitlines()
+    assert [json.loads(line)["stage"] for line in lines] == ["index", "index"]
+    stamp = (tmp_path / f"{TRAIN}.index").stat().st_mtime_ns
+    assert "up to date" in run(TRAIN, cwd=tmp_path).stderr
+    assert (tmp_path / f"{TRAIN}.index").stat().st_mtime_ns == stamp
+
+
+def test_an_index_of_a_former_tar_is_written_again(tmp_path: Path) -> None:
+    tar = write_nested(tmp_path, make_tree(2))
+    assert run(tar).returncode == 0
+    write_nested(tmp_path, make_tree(4))
+    os.utime(tar, ns=(0, 0))  # a copy that kept an old time
+    assert run(tar).returncode == 0
+    assert len(find_or_build_index(tar).classes) == 4
+
+
+def test_verify_names_the_damaged_bytes(tmp_path: Path) -> None:
+    tar = write_nested(tmp_path, make_tree())
+    assert run("--verify", tar).returncode == 2
+    assert run("--checksums", tar).returncode == 0
+    done = run("--verify", tar)
+    assert done.returncode == 0
+    assert "all blocks are right" in done.stderr
+    data = bytearray(tar.read_bytes())
+    data[1500] ^= 1
+    tar.write_bytes(data)
+    done = run("--verify", tar)
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: ")
+    assert f"bytes 0-{len(data) - 1}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_labels_and_index_dir_are_taken_from_the_flags(tmp_path: Path) -> None:
+    tar, val = write_flat(tmp_path / "data")
+    (tmp_path / "data" / "valprep.sh").rename(tmp_path / "my_labels.sh")
+    done = run(tar)
+    assert done.returncode == 2
+    assert "labels are unknown" in done.stderr
+    flags = ["--labels", tmp_path / "my_labels.sh", "--index-dir", tmp_path / "indexes"]
+    done = run(tar, *flags)
+    assert done.returncode == 0, done.stderr
+    assert read_index(find_or_build_index(tar, index_dir=tmp_path / "indexes")) == val
+    assert set(os.listdir(tmp_path / "data")) == {VAL, "stages.jsonl"}  # of the first, failed run
+
+
+@pytest.mark.parametrize("case", ["truncated class tar", "really gzip", "no archive", "empty tar"])
+def test_a_bad_tar_is_one_line_and_leaves_no_index(tmp_path: Path, case: str) -> None:
+    make, words = BAD[case]
+    (tmp_path / TRAIN).write_bytes(make())
+    done = run(tmp_path / TRAIN)
+    assert done.returncode in (2, 3)
+    assert len(done.stderr.splitlines()) == 1
+    assert words in done.stderr
+    assert set(os.listdir(tmp_path)) == {TRAIN, "stages.jsonl"}
+
+
+def test_a_missing_tar_is_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path / "no.tar")
+    assert done.returncode == 2
+    assert "no such file" in done.stderr

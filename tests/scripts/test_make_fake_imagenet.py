@@ -1,0 +1,39 @@
+"""scripts/make_fake_imagenet.py as a person runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_fake_imagenet.py"
+
+
+def run(cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *flags]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def test_it_runs_from_any_folder_and_reports_the_mean_size(tmp_path: Path) -> None:
+    flags = ("--out", "here", "--classes", "2", "--train-per-class", "5", "--size", "64x64")
+    made = run(tmp_path, *flags)
+    assert made.returncode == 0, made.stderr
+    assert "30 images, mean " in made.stderr
+    assert (tmp_path / "here" / "ILSVRC2012_img_train.tar").exists()
+    again = run(tmp_path, *flags)
+    assert again.returncode == 0
+    assert "nothing to do" in again.stderr
+
+
+def test_a_mistake_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    zero = run(tmp_path, "--out", "here", "--classes", "0")
+    assert zero.returncode == 2
+    assert zero.stderr.splitlines() == ["error: --classes 0 is out of range; give 1 to 100000"]
+    size = run(tmp_path, "--out", "here", "--size", "big")
+    assert size.returncode == 2
+    assert "big is not WIDTHxHEIGHT" in size.stderr.splitlines()[-1]
+    (tmp_path / "file").write_text("")
+    not_a_folder = run(tmp_path, "--out", "file/here")
+    assert not_a_folder.returncode == 2
+    assert len(not_a_folder.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

@@ -1,0 +1,224 @@
+"""scripts/scaling_study.py on this machine, with the real trainer on made-up data."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataset.errors import UserError
+from scripts.study.plan import (
+    Plan,
+    SlurmOptions,
+    extend_study,
+    make_points,
+    read_study,
+    relative_data,
+)
+from scripts.study.plan import StudyFile as Study
+from tests.report.records import ROOT, run_record, write_raw
+
+SCRIPT = ROOT / "scripts" / "scaling_study.py"
+TINY = ("--dummy", "--device", "cpu", "-a", "resnet18", "--image-size", "32", "--threads", "1")
+
+
+def plan(**changes: Any) -> Plan:
+    values = {
+        "data": "https://host/data",
+        "cluster": "local",
+        "gpus": (1, 2, 4),
+        "mode": "weak",
+        "repeats": 1,
+        "train_flags": ("-b", "32"),
+    }
+    return Plan(**(values | changes))
+
+
+def environment() -> dict[str, str]:
+    """No launcher's variables: the study's own jobs set theirs."""
+    names = ("SLURM_", "SUBMITIT_", "RANK", "WORLD_SIZE", "MASTER_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(names)}
+
+
+def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    return subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=100
+    )
+
+
+def test_weak_points_multiply_the_smallest_batch() -> None:
+    points = make_points(plan(gpus=(4, 2)), Path("/s"))
+    assert [(p.num_gpus, p.batch_size) for p in points] == [(2, 32), (4, 64)]
+
+
+def test_strong_points_keep_the_global_batch() -> None:
+    points = make_points(plan(mode="strong"), Path("/s"))
+    assert [p.batch_size for p in points] == [32, 32, 32]
+
+
+@pytest.mark.parametrize(
+    "flags", [("-b", "8"), ("-b8",), ("--batch-size", "8"), ("--batch-size=8",)]
+)
+def test_each_command_names_its_batch_once(flags: tuple[str, ...]) -> None:
+    point = make_points(plan(gpus=(2,), train_flags=(*flags, "--epochs", "3")), Path("/s/abc"))[0]
+    name = "/s/abc/abc-gpus0002-r1"
+    url = "https://host/data"
+    assert point.argv == (url, "--epochs", "3", "-b", "8", "--output", name)
+
+
+def test_paths_below_this_folder_are_written_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records then hold no path of the machine, and a study can be resumed from anywhere."""
+    (tmp_path / "home" / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "home")
+    folder = tmp_path / "home" / "results" / "s"
+    wanted = plan(gpus=(1,), data=relative_data("data", folder))
+    assert wanted.data == "../../data"
+    argv = make_points(wanted, folder)[0].argv
+    assert (argv[0], argv[-1]) == ("data", "results/s/s-gpus0001-r1")
+    monkeypatch.chdir("/")
+    elsewhere = make_points(wanted, folder)[0].argv
+    assert elsewhere[0] == str(tmp_path / "home" / "data").removeprefix("/")
+
+
+def test_repeats_have_their_own_seed_and_folder() -> None:
+    points = make_points(plan(gpus=(1,), repeats=3, train_flags=("--seed", "5")), Path("/s/x"))
+    assert [p.name for p in points] == [f"x-gpus0001-r{i}" for i in (1, 2, 3)]
+    assert [p.argv[-4:-2] for p in points[1:]] == [("--seed", "6"), ("--seed", "7")]
+
+
+def test_nodes_and_ranks_a_node_follow_the_gpus_of_a_node() -> None:
+    slurm = SlurmOptions(gpus_per_node=4)
+    points = make_points(plan(cluster="slurm", gpus=(1, 4, 16), slurm=slurm), Path("/s"))
+    assert [(p.num_nodes, p.ranks_per_node) for p in points] == [(1, 1), (1, 4), (4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpus": (0, 1)}, "--gpus 0,1"),
+        ({"gpus": (1, 1)}, "--gpus 1,1"),
+        ({"repeats": 0}, "--repeats 0"),
+        ({"cluster": "slurm", "gpus": (6,)}, "6 GPUs do not fill nodes of 4"),
+        ({"mode": "strong", "gpus": (1, 3)}, "does not divide over 3 GPUs"),
+    ],
+)
+def test_impossible_studies_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make_points(plan(**changes), Path("/s"))
+
+
+def test_a_study_grows_but_does_not_change(tmp_path: Path) -> None:
+    old = Study(plan(gpus=(1, 2)), {"x": ("1",)})
+    more = extend_study(old, plan(gpus=(2, 4), repeats=2), tmp_path)
+    assert (more.plan.gpus, more.plan.repeats, more.jobs) == ((1, 2, 4), 2, {"x": ("1",)})
+    with pytest.raises(UserError, match="holds another study"):
+        extend_study(old, plan(gpus=(1, 2), train_flags=("-b", "64")), tmp_path)
+
+
+def test_dry_run_shows_every_command_and_the_sbatch_text(tmp_path: Path) -> None:
+    slurm = ("--cluster", "slurm", "--partition", "gpu", "--account", "lab", "--time", "02:00:00")
+    more = ("--constraint", "a100", "--repeats", "3", "--out", tmp_path / "s", "--dry-run")
+    done = run("--gpus", "1,8", *slurm, *more, "--", "--dummy", "-b", "256", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "python -m train --dummy -b 2048" in done.stdout
+    for line in (
+        "--partition=gpu",
+        "--account=lab",
+        "--constraint=a100",
+        "--time=02:00:00",
+        "--array=0-2%3",
+        "--requeue",
+        "--nodes=2",
+        "--ntasks-per-node=4",
+        "--gpus-per-node=4",
+    ):
+        assert f"#SBATCH {line}\n" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_path: Path) -> None:
+    words = ("--gpus", "1,2", "--out", "s", "--", *TINY, "-b", "4", "--max-steps", "2")
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "weak scaling" in done.stdout
+    assert "| cpu |          8 |   1 |     2 |" in done.stdout
+    records = sorted((tmp_path / "s").rglob("run.json"))
+    launchers = [json.loads(path.read_text())["attempts"][0]["launcher"] for path in records]
+    assert launchers == ["submitit", "submitit"]
+    before = [path.read_text() for path in records]
+    again = run(*words, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert [path.read_text() for path in records] == before
+    status = run("status", "s", "--format", "json", cwd=tmp_path)
+    rows = json.loads(status.stdout)[0]["rows"]
+    assert [(row["num_gpus"], row["state"]) for row in rows] == [(1, "done"), (2, "done")]
+
+
+def test_a_failed_point_is_shown_with_its_log_and_the_others_run(tmp_path: Path) -> None:
+    """A run of another shape lies in the folder of the first point, which the trainer refuses."""
+    folder = tmp_path / "s"
+    words = ("--gpus", "1", "--repeats", "2", "--out", "s", "--", *TINY, "-b", "4")
+    broken = write_raw(folder / "s-gpus0001-r1", run_record("s-gpus0001-r1", status="failed"))
+    (broken / "run.json").write_text('{"schema": 99, "attempts": []}')
+    done = run(*words, "--max-steps", "1", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "| cpu |          4 |   1 |     1 |" in done.stdout
+    assert "s-gpus0001-r1 failed" in done.stderr
+    assert "schema 99" in done.stderr
+    assert "1 of 2 runs are not done" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> None:
+    words = ("--gpus", "1", "--out", "s", "--", *TINY, "-b", "4", "--max-steps", "60", "-p", "9")
+    command = [sys.executable, str(SCRIPT), *words]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    run_file = tmp_path / "s" / "s-gpus0001-r1" / "run.json"
+    deadline_s = time.monotonic() + 60
+    while not run_file.exists():
+        assert process.poll() is None and time.monotonic() < deadline_s, "the run did not begin"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "scaling_study.py resume" in stderr
+    stopped = json.loads(run_file.read_text())
+    assert stopped["status"] == "checkpointed"
+    pid = int(read_study(tmp_path / "s").jobs["s-gpus0001-r1"][0])
+    assert not Path(f"/proc/{pid}").exists()
+    resumed = run("resume", "s", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    finished = json.loads(run_file.read_text())
+    assert finished["status"] == "done"
+    assert len(finished["attempts"]) == 2
+    assert "2 attempts" in resumed.stdout
+
+
+def test_folders_that_are_no_study_are_named(tmp_path: Path) -> None:
+    for command in ("status", "resume", "cancel"):
+        done = run(command, tmp_path, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "is no study" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_trainer_flag_that_does_not_exist_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = run("--gpus", "1", "--out", "s", "--", "--dummy", "--no-such-flag", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--no-such-flag" in done.stderr
+    missing = run("nowhere", "--gpus", "1", "--out", "s", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "no such file or folder: nowhere" in missing.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,143 @@
+"""Who may import whom: read from the code itself, and tried where torch cannot be imported."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("dataset", "train", "report", "scripts")
+# scripts -> report, train, dataset; train -> dataset; report -> train.record and dataset.errors.
+MAY_IMPORT = {
+    "dataset": ("dataset",),
+    "train": ("train", "dataset"),
+    "report": ("report", "train.record", "dataset.errors"),
+    "scripts": ("scripts", "report", "train", "dataset"),
+}
+# What a room needs beyond the standard library when its modules are imported.
+NEEDS = {
+    "dataset": {"numpy"},
+    "train": {"torch", "torchvision", "numpy", "PIL"},
+}
+OPTIONAL = {  # inside try/except ImportError, or inside a function: their absence is borne
+    "dataset": {"certifi", "crc32c", "google_crc32c", "pelicanfs", "tqdm"},
+    "train": {"psutil", "pynvml"},
+}
+EXTRA = {"fake_picture.py": {"PIL"}}  # pictures are drawn for tests and demos only
+WITHOUT_TORCH = [
+    "train.record",
+    "train.launch",
+    "train.profile",
+    "train.variables",
+    "train.hostlist",
+]
+
+
+def files_of(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+    """(name with its dots, whether it is bound when the module itself is imported)."""
+    tree = ast.parse(path.read_text(), str(path))
+    late = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Try))
+        and (not isinstance(node, ast.Try) or guards_imports(node))
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) not in late
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", id(node) not in late
+
+
+def guards_imports(node: ast.Try) -> bool:
+    names = {
+        name.id
+        for handler in node.handlers
+        for name in ast.walk(handler.type or node)
+        if isinstance(name, ast.Name)
+    }
+    return bool(names & {"ImportError", "ModuleNotFoundError"})
+
+
+def is_below(name: str, allowed: str) -> bool:
+    return name == allowed or name.startswith(allowed + ".")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
+    assert files_of(room)
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files_of(room)
+        for name, _ in imports_of(path)
+        if name.split(".")[0] in (*ROOMS, "tests", "benchmarks")
+        and not any(is_below(name, allowed) for allowed in MAY_IMPORT[room])
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("room", sorted(NEEDS))
+def test_a_room_needs_only_its_few_packages(room: str) -> None:
+    known = set(sys.stdlib_module_names) | set(ROOMS)
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files_of(room)
+        for name, at_import in imports_of(path)
+        for package in [name.split(".")[0]]
+        if package not in known
+        and package not in NEEDS[room] | EXTRA.get(path.name, set())
+        and (at_import or package not in OPTIONAL[room])
+    ]
+    assert wrong == []
+
+
+def test_the_rule_is_read_from_nested_and_guarded_imports(tmp_path: Path) -> None:
+    """The reader of imports can fail: it sees those in functions, and tells guarded ones apart."""
+    module = tmp_path / "module.py"
+    module.write_text(
+        "import torch.nn\n"
+        "from train import run as story\n"
+        "try:\n    import psutil\nexcept ImportError:\n    psutil = None\n"
+        "try:\n    import numpy\nexcept ValueError:\n    pass\n"
+        "def f():\n    from report.scaling import table\n"
+    )
+    assert dict(imports_of(module)) == {
+        "torch.nn": True,
+        "train.run": True,
+        "psutil": False,
+        "numpy": True,
+        "report.scaling.table": False,
+    }
+
+
+def test_what_promises_to_live_without_torch_is_imported_without_it() -> None:
+    """In one process in which torch, torchvision and every optional package cannot be imported."""
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for room in ("dataset", "report")
+        for path in files_of(room)
+        if path.name not in ("__init__.py", "__main__.py")
+    ]
+    blocked = ["torch", "torchvision", "psutil", "pynvml", "pelicanfs", "htcondor2", "classad2"]
+    code = (
+        "import sys, importlib\n"
+        f"for name in {blocked}: sys.modules[name] = None\n"
+        f"for name in {names + WITHOUT_TORCH}: importlib.import_module(name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,68 @@
+"""What the trainer's tests share: a small fake ImageNet as tars and as a folder."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from dataset.fake import make_fake_imagenet
+from tests.train import ranks
+
+CLASSES, TRAIN_PER_CLASS, VAL_PER_CLASS = 7, 6, 5  # 42 and 35: no multiples of 2 x 4, 2, 3 or 4
+
+
+# A busy machine may be slow for a moment; no test here asserts a timing.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
+
+
+@pytest.fixture(scope="session")
+def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two ILSVRC tars of 7 classes, with 42 training and 35 validation images of 48 pixels."""
+    folder = tmp_path_factory.mktemp("tars")
+    make_fake_imagenet(
+        folder,
+        classes=CLASSES,
+        train_per_class=TRAIN_PER_CLASS,
+        val_per_class=VAL_PER_CLASS,
+        size=(48, 48),
+        oddities=True,
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def images(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same images as a folder with train/ and val/, unpacked by other code than ours."""
+    folder = tmp_path_factory.mktemp("images")
+    unpack_train(tars, folder / "train")
+    unpack_val(tars, folder / "val")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers() -> Iterator[None]:
+    yield
+    ranks.end_leftovers()
+
+
+def unpack_train(tars: Path, folder: Path) -> None:
+    with tarfile.open(tars / "ILSVRC2012_img_train.tar") as outer:
+        for member in outer:
+            data = outer.extractfile(member)
+            assert data is not None
+            with tarfile.open(fileobj=io.BytesIO(data.read())) as inner:
+                inner.extractall(folder / member.name.removesuffix(".tar"), filter="data")
+
+
+def unpack_val(tars: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    with tarfile.open(tars / "ILSVRC2012_img_val.tar") as tar:
+        tar.extractall(folder, filter="data")
+    subprocess.run(["bash", str(tars / "valprep.sh")], cwd=folder, check=True)

@@ -1,0 +1,151 @@
+"""What a test changes in a rank before the trainer starts: each hook can be pickled."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Action = Callable[[], None]
+
+
+def trace_samples(path: Path) -> None:
+    """Adds a line to the file for each microbatch of training: its step, part and samples."""
+    from train.data import Images, Item
+    from train.sampler import Int64s
+
+    plain = Images.indices
+    rank = os.environ.get("RANK", "0")
+
+    def traced(images: Images, item: Item) -> Int64s:
+        ids = plain(images, item)
+        if not item.is_val:
+            step = item.epoch * images.plan.steps_per_epoch + item.step_in_epoch
+            note = {"step": step, "part": item.part, "ids": ids.tolist(), "rank": int(rank)}
+            with open(path, "a") as file:
+                file.write(json.dumps(note | {"pid": os.getpid()}) + "\n")
+        return ids
+
+    Images.indices = traced  # type: ignore[method-assign]
+
+
+def at_step(rank: int, step: int, action: Action) -> None:
+    """Does something in one rank when it asks for the first samples of a global step."""
+    from train.data import Images, Item
+    from train.sampler import Int64s
+
+    if int(os.environ.get("RANK", "0")) != rank:
+        return
+    plain = Images.indices
+
+    def acting(images: Images, item: Item) -> Int64s:
+        if (
+            not item.is_val
+            and item.epoch * images.plan.steps_per_epoch + item.step_in_epoch == step
+        ):
+            action()
+        return plain(images, item)
+
+    Images.indices = acting  # type: ignore[method-assign]
+
+
+def raise_fault() -> None:
+    raise RuntimeError("the fault that the test asked for")
+
+
+def kill_myself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def skew_clock(rank: int, seconds: float) -> None:
+    """The wall clock of one rank is wrong, as on a node without NTP."""
+    if int(os.environ.get("RANK", "0")) == rank:
+        true_time = time.time
+        time.time = lambda: true_time() + seconds
+
+
+def all_of(*hooks: Action) -> None:
+    for hook in hooks:
+        hook()
+
+
+def at_validation(rank: int, part: int, action: Action) -> None:
+    """Does something in one rank, once, when it asks for the n-th batch of a validation."""
+    from train.data import Images, Item
+    from train.sampler import Int64s
+
+    if int(os.environ.get("RANK", "0")) != rank:
+        return
+    plain = Images.indices
+    left = [action]
+
+    def acting(images: Images, item: Item) -> Int64s:
+        if item.is_val and item.part == part and left:
+            left.pop()()
+        return plain(images, item)
+
+    Images.indices = acting  # type: ignore[method-assign]
+
+
+def before(module: str, name: str, action: Action) -> None:
+    """Does something whenever a function of a module is about to be called."""
+    owner = importlib.import_module(module)
+    plain = getattr(owner, name)
+
+    def acting(*args: Any, **kwargs: Any) -> Any:
+        action()
+        return plain(*args, **kwargs)
+
+    setattr(owner, name, acting)
+
+
+def terminate_myself() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def wait_and_kill(out: Path, step: int) -> None:
+    """Dies as soon as the checkpoint of a step, or a later one, is there."""
+    while max((int(p.stem[5:]) for p in out.glob("ckpt/step-*.pt")), default=0) < step:
+        time.sleep(0.001)
+    kill_myself()
+
+
+def signal_myself(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def set_value(module: str, name: str, value: object) -> None:
+    setattr(importlib.import_module(module), name, value)
+
+
+def fill_disk(folder: Path) -> None:
+    """Leaves not one byte on the filesystem of a folder."""
+    with open(folder / "ballast", "ab", buffering=0) as file:
+        for size in (1 << 16, 1 << 10, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+
+
+def free_disk(folder: Path) -> None:
+    (folder / "ballast").unlink()
+
+
+def poison(name: str) -> None:
+    """The model gets values that are not finite, in a buffer that training never reads."""
+    from train.step import Trainer
+
+    plain = Trainer.run_step
+
+    def run_step(trainer: Trainer, *args: Any) -> Any:
+        done = plain(trainer, *args)
+        trainer.model.get_buffer(name).fill_(float("nan"))
+        return done
+
+    Trainer.run_step = run_step  # type: ignore[method-assign]

@@ -1,0 +1,86 @@
+"""The flags: pytorch/examples' names, what they are checked for, and their record."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from dataset.errors import UserError
+from train.config import TrainConfig, parse_config
+
+
+def test_the_flags_of_pytorch_examples_are_understood() -> None:
+    argv = "DATA -a resnet18 --epochs 3 -b 64 --lr 0.2 --momentum 0.8 --wd 1e-5 -j 2 -p 7 --seed 9"
+    cfg = parse_config([*argv.split(), "--resume", "x.pt", "-e", "--pretrained"])
+    assert (cfg.data, cfg.arch, cfg.epochs, cfg.batch_size) == ("DATA", "resnet18", 3, 64)
+    assert (cfg.lr, cfg.momentum, cfg.wd, cfg.workers) == (0.2, 0.8, 1e-5, 2)
+    assert (cfg.print_freq, cfg.seed, cfg.resume) == (7, 9, Path("x.pt"))
+    assert cfg.evaluate and cfg.pretrained
+    argv = "DATA --arch vgg11 --batch-size 8 --workers 1 --weight-decay 0.1"
+    long = parse_config(argv.split())
+    assert (long.arch, long.batch_size, long.workers, long.wd) == ("vgg11", 8, 1, 0.1)
+    assert parse_config(["--dummy"]).data == ""
+
+
+def test_every_field_has_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse_config(["--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    for field in dataclasses.fields(TrainConfig):
+        if field.name != "data":
+            names = field.metadata["names"] or ["--" + field.name.replace("_", "-")]
+            assert all(name in text for name in names)
+        assert field.metadata["help"]
+    assert "examples:" in text and "exit codes:" in text
+
+
+def test_the_fields_that_are_not_given_are_their_defaults() -> None:
+    assert parse_config(["DATA"]) == TrainConfig(data="DATA")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *((flag, "0") for flag in ("--epochs", "--batch-size", "--image-size", "--print-freq")),
+        *((flag, "0") for flag in ("--microbatch", "--max-steps", "--threads")),
+        *((flag, "-1") for flag in ("--batch-size", "--workers", "--seed", "--skip-bad-images")),
+        *((flag, "-0.1") for flag in ("--lr", "--wd", "--momentum", "--warmup-epochs", "--ema")),
+        *((flag, "nan") for flag in ("--lr", "--wd", "--momentum", "--ema", "--label-smoothing")),
+        *((flag, "1") for flag in ("--ema", "--label-smoothing")),
+        *((flag, "0") for flag in ("--checkpoint-minutes", "--timeout-minutes")),
+        *((flag, "nan") for flag in ("--checkpoint-minutes", "--timeout-minutes", "--deadline")),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_flag(flag: str, value: str) -> None:
+    with pytest.raises(UserError, match=rf"{flag} {value}") as refused:
+        parse_config(["DATA", f"{flag}={value}"])
+    assert "must be" in str(refused.value)
+
+
+def test_contradictions_and_a_missing_data_are_refused() -> None:
+    with pytest.raises(UserError, match="no DATA"):
+        parse_config([])
+    with pytest.raises(UserError, match="--pretrained and --weights"):
+        parse_config(["DATA", "--pretrained", "--weights", "x.pt"])
+
+
+@pytest.mark.parametrize(
+    "argv", [["DATA", "--lr", "fast"], ["DATA", "--recipe", "cake"], ["D", "-x"]]
+)
+def test_what_is_no_flag_or_no_number_exits_2(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse_config(argv)
+    assert left.value.code == 2
+
+
+def test_the_record_holds_every_field_as_json() -> None:
+    cfg = parse_config(["DATA", "--output", "a/b", "--resume", "c.pt"])
+    record = json.loads(json.dumps(cfg.as_record()))
+    assert set(record) == {field.name for field in dataclasses.fields(TrainConfig)}
+    assert (record["output"], record["resume"], record["weights"]) == ("a/b", "c.pt", None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cfg.lr = 1.0  # type: ignore[misc]

@@ -1,0 +1,316 @@
+"""The same pictures from folder and tar, on any ranks and workers; bad images and dead workers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dataset.errors import DataError, UserError
+from train.data import Batch, Images, Item, Schedule
+from train.decode import UNIFORMS_PER_SAMPLE, choose_decoder, decode_train
+from train.loader import load_batches
+from train.sampler import BatchPlan, epoch_order, sample_uniforms
+from train.sources import open_dataset
+
+SIZE, BATCH, MICROBATCH, SEED = 32, 8, 2, 3
+NUM_TRAIN, NUM_VAL = 42, 35
+
+
+def open_images(
+    data: Path,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    decoder: str = "pil",
+    tolerate_bad: bool = False,
+) -> Images:
+    dataset = open_dataset(data, None)
+    plan = BatchPlan(len(dataset.train), BATCH, MICROBATCH, rank, world)
+    chosen = choose_decoder(decoder)
+    train, val = dataset.train, dataset.val
+    return Images(train, val, plan, SIZE, SEED, chosen, tolerate_bad=tolerate_bad)
+
+
+def schedule_of(images: Images, start: int = 0, total: int = 7) -> list[Item]:
+    """Five steps an epoch: the second epoch is cut short, and both are validated."""
+    return list(Schedule(images.plan, len(images.val_batches), start, total))
+
+
+def digest(batch: Batch) -> tuple[int, list[int]]:
+    return zlib.crc32(batch.images.contiguous().numpy().tobytes()), batch.labels.tolist()
+
+
+def load(images: Images, items: Iterable[Item], workers: int = 0) -> dict[Item, object]:
+    items = list(items)
+    batches = load_batches(images, items, workers)
+    return dict(zip(items, map(digest, batches), strict=True))
+
+
+@pytest.fixture(scope="module")
+def expected(images: Path) -> dict[Item, object]:
+    """What one rank without workers reads from the folder."""
+    opened = open_images(images)
+    return load(opened, schedule_of(opened))
+
+
+def test_a_folder_and_the_tars_it_came_from_are_one_data_set(images: Path, tars: Path) -> None:
+    folder, tar = open_dataset(images, None), open_dataset(tars, None)
+    assert (folder.kind, tar.kind) == ("folder", "tar")
+    assert folder.fingerprint == tar.fingerprint
+    for ours, theirs in ((folder.train, tar.train), (folder.val, tar.val)):
+        assert ours is not None and theirs is not None
+        assert ours.classes == theirs.classes
+        assert ours.labels.tolist() == theirs.labels.tolist()
+        for i in range(len(ours)):
+            assert ours.read(i) == theirs.read(i)
+            assert ours.name(i) == theirs.name(i)
+    assert (len(folder.train), len(folder.val or [])) == (NUM_TRAIN, NUM_VAL)
+
+
+def test_a_renamed_relabelled_or_removed_image_changes_the_fingerprint(
+    images: Path, tmp_path: Path
+) -> None:
+    before = open_dataset(images, None).fingerprint
+    changes = {
+        "renamed": lambda file: file.rename(file.with_name("n00_0.JPEG")),
+        "removed": lambda file: file.unlink(),
+        "relabelled": lambda file: file.rename(file.parents[1] / "n90000002" / file.name),
+    }
+    found = {before}
+    for split in ("train", "val"):
+        for name, change in changes.items():
+            copy = shutil.copytree(images, tmp_path / split / name)
+            change(sorted((copy / split / "n90000001").iterdir())[0])
+            found.add(open_dataset(copy, None).fingerprint)
+    assert len(found) == 7
+
+
+def test_samples_are_in_the_bytewise_order_of_class_and_name(images: Path) -> None:
+    source = open_dataset(images, None).train
+    names = [source.name(i) for i in range(len(source))]
+    assert names == sorted(names, key=os.fsencode)
+    assert source.labels.tolist() == [source.classes.index(Path(n).parts[0]) for n in names]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_the_tar_gives_the_folders_pictures_with_any_number_of_workers(
+    tars: Path, expected: dict[Item, object], workers: int
+) -> None:
+    opened = open_images(tars)
+    assert load(opened, schedule_of(opened), workers) == expected
+
+
+def test_the_kernels_threads_give_the_same_pictures_in_the_same_order(
+    images: Path, tars: Path
+) -> None:
+    alone = open_images(images, decoder="auto")
+    expected = load(alone, schedule_of(alone))
+    for workers in (1, 4):
+        opened = open_images(tars, decoder="auto")
+        assert load(opened, schedule_of(opened), workers) == expected
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_the_pictures_of_each_step(
+    images: Path, expected: dict[Item, object], world: int
+) -> None:
+    """Training items are the same ones, dealt out; validation is split, and checked by its sum."""
+    found: dict[Item, object] = {}
+    validated: list[int] = []
+    for rank in range(world):
+        opened = open_images(images, rank=rank, world=world)
+        items = schedule_of(opened)
+        found |= load(opened, [item for item in items if not item.is_val])
+        validated += [int(i) for item in items if item.is_val for i in opened.indices(item)]
+    assert found == {item: value for item, value in expected.items() if not item.is_val}
+    assert sorted(validated) == sorted(2 * list(range(NUM_VAL)))  # twice, after each epoch
+
+
+def test_a_resumed_schedule_is_the_rest_of_the_whole_one(images: Path) -> None:
+    opened = open_images(images)
+    whole = schedule_of(opened)
+    for start in range(8):
+        rest = schedule_of(opened, start)
+        assert rest == whole[len(whole) - len(rest) :]
+        done = {(i.epoch, i.step_in_epoch) for i in whole[: len(whole) - len(rest)] if not i.is_val}
+        assert len(done) == start
+
+
+def test_an_epoch_has_each_image_once_with_its_own_crop_and_label(images: Path) -> None:
+    opened = open_images(images)
+    order = epoch_order(SEED, 0, NUM_TRAIN)
+    source = opened.train
+    for item in schedule_of(opened, total=5):
+        if item.is_val:
+            continue
+        first = item.step_in_epoch * BATCH + item.part * MICROBATCH
+        indices = order[first : first + MICROBATCH]
+        uniforms = sample_uniforms(SEED, 0, indices, UNIFORMS_PER_SAMPLE)
+        batch = opened[item]
+        assert batch.labels.tolist() == [source.labels[i] for i in indices]
+        for slot, index in enumerate(indices):
+            data, name = source.read(int(index)), source.name(int(index))
+            pixels = decode_train(data, name, SIZE, uniforms[slot])
+            assert np.array_equal(batch.images[slot].permute(1, 2, 0).numpy(), pixels)
+
+
+def test_crops_differ_between_epochs(images: Path) -> None:
+    opened = open_images(images)
+    first, second = (
+        sample_uniforms(SEED, epoch, np.arange(NUM_TRAIN), UNIFORMS_PER_SAMPLE) for epoch in (0, 1)
+    )
+    assert (first != second).all()
+    assert opened.indices(Item(0, 0, 0)).tolist() != opened.indices(Item(1, 0, 0)).tolist()
+
+
+# --- bad images -------------------------------------------------------------------------------
+
+
+def spoil(data: Path, target: Path, *numbers: int, split: str = "train") -> tuple[Path, list[str]]:
+    """A copy of the data in which some images, by sample number, are cut in half."""
+    copy = shutil.copytree(data, target)
+    files = sorted((copy / split).glob("*/*"), key=os.fsencode)
+    for number in numbers:
+        half = files[number].read_bytes()[: files[number].stat().st_size // 2]
+        files[number].write_bytes(half)
+    return copy, [f"{files[n].parent.name}/{files[n].name}" for n in numbers]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("decoder", ["pil", "auto"])
+def test_a_bad_image_is_named(
+    images: Path, tmp_path: Path, workers: int, split: str, decoder: str
+) -> None:
+    data, (name,) = spoil(images, tmp_path / "data", 7, split=split)
+    opened = open_images(data, decoder=decoder)
+    with pytest.raises(DataError, match=f"cannot decode {name}"):
+        load(opened, schedule_of(opened), workers)
+
+
+def test_the_next_image_fills_the_slot_of_a_bad_one(images: Path, tmp_path: Path) -> None:
+    data, names = spoil(images, tmp_path / "data", 7, 8)
+    good, bad = open_images(images, tolerate_bad=True), open_images(data, tolerate_bad=True)
+    filled = 0
+    for item in schedule_of(good, total=5):
+        batch = bad[item]
+        assert not batch.error
+        if item.is_val:
+            continue
+        indices = good.indices(item).tolist()
+        skipped = [names[n - 7 :] for n in indices if n in (7, 8)]
+        assert batch.skipped == [name for found in skipped for name in found]
+        for slot, index in enumerate(indices):
+            label = int(good.train.labels[9 if index in (7, 8) else index])
+            assert int(batch.labels[slot]) == label
+            same = torch.equal(batch.images[slot], good[item].images[slot])
+            assert same == (index not in (7, 8))
+            filled += not same
+    assert filled == 2
+
+
+def test_bad_slots_are_filled_alike_on_any_ranks_and_workers(images: Path, tmp_path: Path) -> None:
+    data, _ = spoil(images, tmp_path / "data", 0, 13, 41)  # 41 is the last: 0 follows, bad as well
+    one = open_images(data, tolerate_bad=True)
+    expected = load(one, [i for i in schedule_of(one) if not i.is_val])
+    found: dict[Item, object] = {}
+    for rank in range(2):
+        opened = open_images(data, rank=rank, world=2, tolerate_bad=True)
+        found |= load(opened, [i for i in schedule_of(opened) if not i.is_val], workers=rank)
+    assert found == expected
+    one, many = (open_images(data, decoder="auto", tolerate_bad=True) for _ in range(2))
+    items = [i for i in schedule_of(one) if not i.is_val]
+    assert load(many, items, workers=3) == load(one, items)
+
+
+def test_a_bad_validation_image_is_counted_by_nobody(images: Path, tmp_path: Path) -> None:
+    data, names = spoil(images, tmp_path / "data", 3, split="val")
+    opened = open_images(data, tolerate_bad=True)
+    batches = [opened[item] for item in schedule_of(opened, total=1) if item.is_val]
+    labels = torch.cat([batch.labels for batch in batches])
+    assert labels.tolist().count(-1) == 1
+    assert int(labels[3]) == -1
+    assert [name for batch in batches for name in batch.skipped] == names
+
+
+def test_a_set_without_one_good_image_is_an_error(images: Path, tmp_path: Path) -> None:
+    data, _ = spoil(images, tmp_path / "data", *range(NUM_TRAIN))
+    opened = open_images(data, tolerate_bad=True)
+    with pytest.raises(DataError, match="no training image can be decoded"):
+        load(opened, [Item(0, 0, 0)])
+
+
+def test_a_tar_that_was_cut_later_is_named(tars: Path, tmp_path: Path) -> None:
+    """Damage after the index was made is a named error, not garbage pixels."""
+    data = shutil.copytree(tars, tmp_path / "tars")
+    opened = open_images(data)
+    os.truncate(data / "ILSVRC2012_img_train.tar", 60_000)
+    with pytest.raises(DataError, match=r"n9\d+_\d+\.JPEG: the file ends after"):
+        load(opened, schedule_of(opened))
+
+
+# --- workers ----------------------------------------------------------------------------------
+
+
+def test_workers_leave_the_schedulers_signals_to_their_rank(
+    images: Path, expected: dict[Item, object]
+) -> None:
+    """SLURM and HTCondor signal every process of a job, the loader's workers too."""
+    opened = open_images(images)
+    items = schedule_of(opened)
+    batches = load_batches(opened, items, 2)
+    found = [digest(next(batches)), digest(next(batches))]  # both workers are past their start
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        for pid in worker_pids():
+            os.kill(pid, number)
+    found += [digest(batch) for batch in batches]
+    assert dict(zip(items, found, strict=True)) == expected
+
+
+def worker_pids() -> list[int]:
+    me = os.getpid()
+    children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
+    return [int(pid) for pid in children if b"resource_tracker" not in _command(pid)]
+
+
+def _command(pid: str) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+# --- what is not a data set -------------------------------------------------------------------
+
+
+def test_what_is_not_a_data_set_is_refused_with_the_fix(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty" / "train").mkdir(parents=True)
+    (tmp_path / "classes" / "train" / "n01").mkdir(parents=True)
+    flat = shutil.copytree(images, tmp_path / "flat")
+    (flat / "val" / "n99999999").mkdir()
+    shutil.copy(next((flat / "val" / "n90000001").iterdir()), flat / "val" / "n99999999")
+    cases = {
+        tmp_path / "missing": "no such data",
+        tmp_path: "holds neither train/ nor ILSVRC2012_img_train.tar",
+        tmp_path / "empty": "no class folders",
+        tmp_path / "classes": "no images",
+        flat: "n99999999.*is val/ sorted",
+    }
+    for path, words in cases.items():
+        with pytest.raises(UserError, match=words):
+            open_dataset(path, None)
+
+
+def test_a_validation_set_that_lacks_a_class_keeps_the_training_labels(
+    images: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(images, tmp_path / "data")
+    shutil.rmtree(copy / "val" / "n90000001")
+    dataset = open_dataset(copy, None)
+    assert dataset.val is not None
+    assert sorted(set(dataset.val.labels.tolist())) == [1, 2, 3, 4, 5, 6]

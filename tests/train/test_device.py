@@ -1,0 +1,215 @@
+"""The device from what a rank can see, its cores from what it may use, its job from its scheduler.
+
+There is no GPU here: torch.cuda's answers are given by the tests; tests/train/test_gpu.py asks one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dataset.errors import UserError
+from train import cpus, scheduler
+from train.cpus import allowed_cpus, cgroup_cpus, cpus_of_rank
+from train.device import choose_device, choose_precision, choose_threads
+from train.launch import Job, Launch
+from train.scheduler import (
+    describe_slot,
+    exits_for_checkpoints,
+    find_deadline,
+    parse_slurm_time,
+    queue_seconds,
+    requeue,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """[the number of GPUs that this process can see]."""
+    count = [0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count[0] > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count[0])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    return count
+
+
+def launch_of(local_rank: int = 0, local_world_size: int = 1) -> Launch:
+    return Launch("a test", "", local_rank=local_rank, local_world_size=local_world_size)
+
+
+ALL_FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_STEP_GPUS": "0,1,2,3"}
+BOUND = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "2"}  # --gpus-per-task=1
+
+
+@pytest.mark.parametrize(
+    ("seen", "env", "local_rank", "local_world", "index"),
+    [
+        (4, ALL_FOUR, 3, 4, 3),  # --gres=gpu:4: every task sees all
+        (1, BOUND, 3, 4, 0),  # one bound to each task: its own is number 0, not SLURM_LOCALID
+        (1, {}, 0, 1, 0),  # a workstation
+        (8, {}, 5, 8, 5),  # torchrun
+        (1, {"CUDA_VISIBLE_DEVICES": "GPU-a0223334"}, 0, 1, 0),  # an HTCondor slot
+    ],
+)
+def test_the_gpu_is_chosen_from_what_the_rank_sees(
+    gpus: list[int], seen: int, env: dict[str, str], local_rank: int, local_world: int, index: int
+) -> None:
+    gpus[0] = seen
+    device = choose_device("auto", launch_of(local_rank, local_world), env)
+    assert device == torch.device("cuda", index)
+    assert choose_device("cpu", launch_of(), env) == CPU
+
+
+@pytest.mark.parametrize(("seen", "local_rank"), [(2, 2), (1, 1), (1, 0)])
+def test_more_ranks_than_gpus_are_refused(gpus: list[int], seen: int, local_rank: int) -> None:
+    gpus[0] = seen
+    with pytest.raises(UserError, match=f"4 ranks on this node but {seen} GPUs"):
+        choose_device("auto", launch_of(local_rank, 4), {})
+
+
+def test_without_a_gpu_a_laptop_computes_and_an_allocation_does_not(gpus: list[int]) -> None:
+    assert choose_device("auto", launch_of(), {}) == CPU
+    assert choose_device("auto", launch_of(), {"CUDA_VISIBLE_DEVICES": ""}) == CPU
+    assert choose_device("auto", launch_of(), {"CUDA_VISIBLE_DEVICES": "-1"}) == CPU
+    for env in (ALL_FOUR, BOUND, {"SLURM_JOB_GPUS": "0"}):
+        with pytest.raises(UserError, match="no usable CUDA device"):
+            choose_device("auto", launch_of(), env)
+        assert choose_device("cpu", launch_of(), env) == CPU
+    with pytest.raises(UserError, match="no usable CUDA device"):
+        choose_device("cuda", launch_of(), {})
+
+
+def test_precision_is_what_the_device_is_fast_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda", 0)
+    for major, precision in ((7, "fp16"), (8, "bf16"), (9, "bf16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, m=major: (m, 0))
+        assert choose_precision("auto", cuda) == precision
+    assert choose_precision("auto", CPU) == "fp32"
+    assert choose_precision("bf16", CPU) == "bf16"
+    for wanted in ("fp16", "tf32"):
+        with pytest.raises(UserError, match="needs a GPU"):
+            choose_precision(wanted, CPU)
+
+
+# --- cores ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of 64 cores, all of them allowed, without a cgroup quota."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(cpus, "cgroup_cpus", lambda: None)
+
+
+STEP = {"SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "16"}
+
+
+@pytest.mark.parametrize(
+    ("env", "local_world", "cores"),
+    [
+        ({}, 1, 64),
+        ({}, 4, 16),
+        (STEP, 4, 16),  # each task has its own 16
+        (STEP | {"TORCHELASTIC_RUN_ID": "x"}, 4, 4),  # four ranks of torchrun in one task of 16
+        ({"SLURM_CPUS_PER_TASK": "16"}, 1, 64),  # the batch script, not a step
+    ],
+)
+def test_ranks_share_the_cores_that_are_theirs(
+    machine: None, env: dict[str, str], local_world: int, cores: int
+) -> None:
+    assert cpus_of_rank(env, local_world) == cores
+
+
+def test_affinity_and_quota_bound_the_cores(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4})
+    assert allowed_cpus({}) == 2
+    monkeypatch.setattr(cpus, "cgroup_cpus", lambda: 1.5)
+    assert allowed_cpus({}) == 1
+    assert cpus_of_rank({}, 8) == 1
+
+
+def test_cgroup_quotas_of_both_versions_are_read(tmp_path: Path) -> None:
+    assert cgroup_cpus(tmp_path) is None
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("250000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert cgroup_cpus(tmp_path) == 2.5
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert cgroup_cpus(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("400000 100000\n")
+    assert cgroup_cpus(tmp_path) == 4.0
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cgroup_cpus(tmp_path) is None
+
+
+def test_threads_and_workers_fit_the_cores(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert choose_threads(None, None, torch.device("cuda", 0), launch_of(0, 4)) == (1, 16)
+    assert choose_threads(None, None, CPU, launch_of(0, 4)) == (16, 2)
+    assert choose_threads(None, None, CPU, launch_of(0, 64)) == (1, 0)
+    assert choose_threads(3, 5, CPU, launch_of()) == (3, 5)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert choose_threads(None, None, CPU, launch_of(0, 4)) == (2, 2)
+
+
+# --- the job ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1-02:03:04", 93784),
+        ("02:03:04", 7384),
+        ("03:04", 184),
+        ("0:00", 0),
+        ("UNLIMITED", None),
+        ("NOT_SET", None),
+        ("INVALID", None),
+        ("", None),
+    ],
+)
+def test_slurms_times_are_read(text: str, seconds: float | None) -> None:
+    assert parse_slurm_time(text) == seconds
+
+
+def test_the_deadline_is_slurms_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def squeue(_job: str, what: str) -> str:
+        asked.append(what)
+        return {"%L": "10:00", "%V %S": "2024-05-01T10:00:00 2024-05-01T10:01:30"}[what]
+
+    monkeypatch.setattr(scheduler, "_ask_squeue", squeue)
+    slurm = Launch("srun", "", job=Job("slurm", "42", "42"))
+    assert find_deadline({"SLURM_JOB_ID": "42", "SLURM_JOB_END_TIME": "1700"}, slurm) == 1700.0
+    assert asked == []  # newer SLURMs say it themselves
+    found = find_deadline({"SLURM_JOB_ID": "42"}, slurm)
+    assert found == pytest.approx(time.time() + 600, abs=30)
+    assert queue_seconds({"SLURM_JOB_ID": "42"}, slurm) == 90.0
+    # A pilot that is a SLURM job: neither its limit nor its queue is ours, and never its requeue.
+    condor = Launch("condor", "", job=Job("condor"))
+    assert find_deadline({"SLURM_JOB_ID": "42", "SLURM_JOB_END_TIME": "1700"}, condor) is None
+    assert queue_seconds({"SLURM_JOB_ID": "42"}, condor) is None
+    assert requeue(condor) is False
+
+
+def test_a_slot_is_described_from_its_ads(tmp_path: Path) -> None:
+    job, machine = tmp_path / "job.ad", tmp_path / "machine.ad"
+    job.write_text('ClusterId = 12\nProcId = 3\nNumJobStarts = 2\nCmd = "a = b"\n')
+    machine.write_text('Name = "slot1_4@node7"\nGLIDEIN_ResourceName = "Site-X"\n')
+    env = {"_CONDOR_JOB_AD": str(job), "_CONDOR_MACHINE_AD": str(machine)}
+    record = describe_slot(env, Launch("condor", "", job=Job("condor")))
+    assert record["job_id"] == "12.3"
+    assert (record["slot"], record["site"]) == ("slot1_4@node7", "Site-X")
+    assert not exits_for_checkpoints(env)
+    job.write_text(job.read_text() + "SuccessCheckpointExitCode = 85\n")
+    assert exits_for_checkpoints(env)
+    assert not exits_for_checkpoints({})
+    assert not exits_for_checkpoints({"_CONDOR_JOB_AD": str(tmp_path / "gone")})

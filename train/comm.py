@@ -1,0 +1,185 @@
+"""Ranks talking to each other: the collectives, and who is missing when one fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dataset.errors import CRASH, PassingError
+from train.launch import Launch
+from train.rendezvous import connect
+
+HEARTBEAT_S = 1.0
+LOST_AFTER_S = 30.0  # a busy machine may keep a living rank silent for some seconds
+
+
+class Comm:
+    """The process group of a run; with one rank every method gives its answer at once."""
+
+    def __init__(self, launch: Launch, backend: str, timeout_s: float) -> None:
+        self.rank = launch.rank
+        self.world_size = launch.world_size
+        self.control: Any = None
+        self._store: Any = None
+        self._closing = False
+        if launch.world_size == 1:
+            return
+        if launch.num_nodes == 1:
+            # Gloo would look up this machine's name, which need not resolve on a laptop.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        timeout = timedelta(seconds=timeout_s)
+        self._store = connect(launch, timeout)
+        self._wait_for_all(timeout_s)
+        dist.init_process_group(
+            backend, store=self._store, rank=self.rank, world_size=self.world_size, timeout=timeout
+        )
+        # Stop votes and small host values go through gloo, so that they never wait for the device.
+        self.control = dist.new_group(backend="gloo", timeout=timeout)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor summed over all ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """Each rank's value, in the order of the ranks, on every rank."""
+        if self.control is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def from_main(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.control is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+    def wait_until_done(self, what: str, num_ranks: int) -> None:
+        """Waits, for as long as it takes, until so many ranks have said that they are done."""
+        if self._store is None:
+            return
+        beats, last_look_s = self._read_beats(), time.monotonic()
+        while self._store.add(f"done/{what}", 0) < num_ranks:
+            time.sleep(0.2)
+            if time.monotonic() - last_look_s > LOST_AFTER_S:  # the watching thread beats meanwhile
+                lost = self._name_silent(since=beats)
+                beats, last_look_s = self._read_beats(), time.monotonic()
+                if lost:
+                    raise PassingError(f"while waiting for {what}: lost contact with {lost}")
+
+    def say_done(self, what: str) -> None:
+        if self._store is not None:
+            self._store.add(f"done/{what}", 1)
+
+    def watch(self, on_failure: Callable[[str, int], None]) -> None:
+        """Starts a thread that beats for this rank and calls on_failure when another one fails."""
+        if self._store is not None:
+            threading.Thread(target=self._beat_and_listen, args=(on_failure,), daemon=True).start()
+
+    def claim_failure(self) -> bool:
+        """Whether this rank is the first that fails, and so the one whose error is printed."""
+        if self._store is None:
+            return True
+        self._closing = True
+        try:
+            return bool(self._store.add("failures", 1) == 1)
+        except RuntimeError:  # rank 0 and its store are gone
+            return True
+
+    def announce_failure(self, message: str, code: int) -> None:
+        """Tells the other ranks that this one fails, and gives them time to hear it."""
+        if self._store is None:
+            return
+        self._closing = True  # this rank's own thread need not hear it
+        try:
+            self._store.set("failed", f"{code} rank {self.rank}: {message}")
+        except RuntimeError:
+            return
+        if self.rank == 0:
+            time.sleep(2 * HEARTBEAT_S)  # the store dies with this process
+
+    def first_failure(self) -> tuple[str, int] | None:
+        """What another rank announced, waiting a moment for it: (message, exit code)."""
+        if self._store is None:
+            return None
+        deadline_s = time.monotonic() + 3 * HEARTBEAT_S
+        try:
+            beats = self._read_beats()
+            while time.monotonic() < deadline_s:
+                if self._store.check(["failed"]):
+                    return _parse_failure(self._store.get("failed"))
+                time.sleep(0.05)
+            silent = self._name_silent(since=beats) or "a rank that answers again"
+            return f"lost contact with {silent}", CRASH
+        except RuntimeError:
+            return "lost contact with rank 0 (it does not answer any more)", CRASH
+
+    def close(self) -> None:
+        """Leaves the group; a rank that leaves first must not look like one that died."""
+        if self.world_size > 1:
+            dist.barrier(self.control)  # rank 0 may still fail to save: until then all listen
+            self._closing = True
+            dist.destroy_process_group()
+
+    def _wait_for_all(self, timeout_s: float) -> None:
+        """Returns when every rank is here; the error names those that did not come."""
+        keys = [f"here/{rank}" for rank in range(self.world_size)]
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._store.set(keys[self.rank], "yes")
+            while not self._store.check(keys):
+                if time.monotonic() > deadline_s:
+                    self._refuse_absent(keys, timeout_s)
+                time.sleep(0.05)
+        except RuntimeError as error:
+            raise PassingError(
+                f"rank 0 was lost at the start ({error}); its log says why"
+            ) from None
+
+    def _refuse_absent(self, keys: list[str], timeout_s: float) -> None:
+        absent = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+        if self.rank == 0:
+            time.sleep(2 * HEARTBEAT_S)  # the store dies with this process; all may look first
+        raise PassingError(
+            f"rank {', '.join(absent)} of {self.world_size} did not come within "
+            f"{timeout_s:.0f} s; its log says why"
+        )
+
+    def _beat_and_listen(self, on_failure: Callable[[str, int], None]) -> None:
+        while not self._closing:
+            try:
+                self._store.set(f"alive/{self.rank}", str(time.monotonic()))
+                failed = self._store.check(["failed"])
+            except RuntimeError:
+                return  # the collective that is under way fails too, and reports it
+            if failed and not self._closing:
+                message, code = _parse_failure(self._store.get("failed"))
+                on_failure(message, code)
+                return
+            time.sleep(HEARTBEAT_S)
+
+    def _read_beats(self) -> list[bytes | None]:
+        """What each rank wrote last; only its change tells, for clocks of nodes may differ."""
+        keys = [f"alive/{rank}" for rank in range(self.world_size)]
+        return [self._store.get(key) if self._store.check([key]) else None for key in keys]
+
+    def _name_silent(self, since: list[bytes | None]) -> str:
+        """The ranks that have not beaten since an earlier look, or an empty string."""
+        pairs = zip(since, self._read_beats(), strict=True)
+        return ", ".join(f"rank {rank}" for rank, (old, new) in enumerate(pairs) if old == new)
+
+
+def _parse_failure(raw: bytes) -> tuple[str, int]:
+    code, _, message = raw.decode(errors="replace").partition(" ")
+    return message, int(code)

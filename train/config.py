@@ -1,0 +1,148 @@
+"""What a run is asked to do: one frozen dataclass, from which flags, help and checks come."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataset.errors import UserError
+
+EXAMPLE = """examples:
+  python -m train DATA -a resnet50 -b 256 --epochs 90          one process, all it can see
+  srun python -m train DATA -b 1024                            one rank a task, under SLURM
+  torchrun --nproc-per-node 4 -m train DATA -b 1024            one rank a GPU of this machine
+  python -m train --dummy -b 256 --max-steps 50                the compute ceiling, no data
+
+exit codes: 0 done, 1 crash, 2 your mistake, 3 bad data, 4 diverged, 75 try again,
+            85 stopped with a checkpoint: run the same command again
+"""
+
+
+def _flag(default: Any, text: str, *names: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "names": names, "choices": choices})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The flags of `python -m train`; None: taken from the recipe, the device or the launch."""
+
+    data: str = _flag("", "folder with train/ and val/, folder or URL with the ILSVRC tars")
+    arch: str = _flag("resnet50", "a torchvision classification model", "-a", "--arch")
+    epochs: int = _flag(90, "passes over the training set", "--epochs")
+    batch_size: int = _flag(256, "GLOBAL batch, over all ranks", "-b", "--batch-size")
+    microbatch: int | None = _flag(None, "images a forward pass; default: the batch of a rank")
+    recipe: str = _flag(
+        "auto", "how LR, decay and optimiser are set", choices=("auto", "reference", "sgd", "lars")
+    )
+    lr: float | None = _flag(None, "learning rate; default: the recipe's")
+    momentum: float | None = _flag(None, "momentum; default: the recipe's")
+    wd: float | None = _flag(None, "weight decay; default: the recipe's", "--wd", "--weight-decay")
+    warmup_epochs: float | None = _flag(None, "linear warm-up; default: the recipe's")
+    label_smoothing: float | None = _flag(None, "label smoothing; default: the recipe's")
+    ema: float = _flag(0.0, "decay of the averaged weights at batch 256, 0 for none")
+    workers: int | None = _flag(None, "cores of a rank's loader; 0: in-process", "-j", "--workers")
+    threads: int | None = _flag(None, "compute threads of a rank on CPU; default: its cores")
+    decoder: str = _flag(
+        "auto", "JPEG decoder; auto: the kernel where built", choices=("auto", "kernel", "pil")
+    )
+    image_size: int = _flag(224, "pixels a side of a training crop")
+    seed: int = _flag(0, "what the order, the crops and the first weights derive from")
+    precision: str = _flag(
+        "auto", "number format", choices=("auto", "fp32", "tf32", "bf16", "fp16", "fp64")
+    )
+    device: str = _flag("auto", "where to compute", choices=("auto", "cuda", "cpu"))
+    compile: bool = _flag(False, "torch.compile the model")
+    dummy: bool = _flag(False, "made-up data on the device: the compute ceiling")
+    max_steps: int | None = _flag(None, "stop after so many optimiser steps in all")
+    print_freq: int = _flag(10, "steps between progress lines", "-p", "--print-freq")
+    evaluate: bool = _flag(False, "only evaluate --weights, --resume or latest", "-e", "--evaluate")
+    pretrained: bool = _flag(False, "start from torchvision's weights (needs a network)")
+    weights: Path | None = _flag(None, "start from this state dict or checkpoint")
+    save_model: bool = _flag(False, "write imagenet_ARCH.pt, a plain state dict, at the end")
+    output: Path | None = _flag(None, "the run's folder; default run_results/DEVICE/RUN_ID")
+    resume: Path | None = _flag(None, "a checkpoint to go on from; default: the output's latest")
+    force: bool = _flag(False, "resume although the data or the recipe changed")
+    checkpoint_minutes: float = _flag(15.0, "at most so much work is lost to a kill")
+    deadline: float | None = _flag(None, "unix time by which to have stopped; default: SLURM's")
+    timeout_minutes: float = _flag(10.0, "how long ranks wait for each other")
+    data_dir: Path | None = _flag(None, "where a DATA that is a URL is fetched to; default ./data")
+    federation: str | None = _flag(None, "discovery host of osdf:// URLs, instead of OSDF's")
+    token: Path | None = _flag(None, "file with the bearer token of a protected DATA")
+    index_dir: Path | None = _flag(None, "where tar indexes go when DATA is read-only")
+    skip_bad_images: int = _flag(0, "undecodable images an epoch to replace and count")
+    tensorboard: bool = _flag(False, "also write TensorBoard events into the output")
+    show_recipe: bool = _flag(False, "print the recipe of this batch size and stop")
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "image_size", "print_freq"):
+            _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("microbatch", "max_steps", "threads"):
+            value = getattr(self, name)
+            _check(value is None or value >= 1, name, value, "at least 1")
+        for name in ("workers", "lr", "wd", "momentum", "warmup_epochs", "skip_bad_images", "seed"):
+            value = getattr(self, name)
+            _check(value is None or value >= 0, name, value, "0 or more")
+        _check(0 <= self.ema < 1, "ema", self.ema, "in [0, 1)")
+        smoothing = self.label_smoothing
+        ok = smoothing is None or 0 <= smoothing < 1
+        _check(ok, "label_smoothing", smoothing, "in [0, 1)")
+        for name in ("checkpoint_minutes", "timeout_minutes"):
+            _check(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        deadline = self.deadline
+        ok = deadline is None or math.isfinite(deadline)
+        _check(ok, "deadline", deadline, "a unix time, in seconds")
+        if self.pretrained and self.weights:
+            raise UserError("--pretrained and --weights both name the first weights; give one")
+        if not self.data and not self.dummy and not self.show_recipe:
+            raise UserError("no DATA; name a folder, a tar's folder or a URL, or use --dummy")
+
+    def as_record(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        values = dataclasses.asdict(self)
+        return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
+
+
+def parse_config(argv: list[str]) -> TrainConfig:
+    """The configuration that the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m train",
+        description="Trains an image classifier on one or many ranks; continues where it stopped.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    hints = typing.get_type_hints(TrainConfig)
+    for spec in dataclasses.fields(TrainConfig):
+        _add_flag(parser, spec, hints[spec.name])
+    return TrainConfig(**vars(parser.parse_args(argv)))
+
+
+def _add_flag(parser: argparse.ArgumentParser, spec: dataclasses.Field[Any], hint: Any) -> None:
+    text, names = spec.metadata["help"], list(spec.metadata["names"])
+    if spec.name == "data":
+        parser.add_argument("data", nargs="?", default="", metavar="DATA", help=text)
+        return
+    names = names or ["--" + spec.name.replace("_", "-")]
+    options: dict[str, Any] = {"dest": spec.name, "default": spec.default, "help": text}
+    if hint is bool:
+        parser.add_argument(*names, action="store_true", **options)
+        return
+    if isinstance(hint, types.UnionType):
+        hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))
+    elif spec.default not in (None, ""):
+        options["help"] += f" (default {spec.default})"
+    if spec.metadata["choices"]:
+        parser.add_argument(*names, choices=spec.metadata["choices"], **options)
+    else:
+        metavar = {int: "N", float: "X", Path: "PATH", str: "NAME"}[hint]
+        parser.add_argument(*names, type=hint, metavar=metavar, **options)
+
+
+def _check(ok: bool, name: str, value: object, expected: str) -> None:
+    if not ok:
+        raise UserError(f"--{name.replace('_', '-')} {value}: must be {expected}")

@@ -1,0 +1,88 @@
+"""Which device a rank computes on, from what it can see, and how its threads are set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from dataset.errors import UserError
+from train.cpus import cpus_of_rank
+from train.launch import Launch
+
+# Set by SLURM and HTCondor when the job was given GPUs.
+GPU_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
+
+
+def choose_device(wanted: str, launch: Launch, env: Mapping[str, str]) -> torch.device:
+    """This rank's device; GPUs that were given but cannot be used are an error."""
+    if wanted == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        given = [
+            f"{name}={env[name]}" for name in GPU_VARIABLES if env.get(name, "") not in ("", "-1")
+        ]
+        if wanted == "cuda" or given:
+            seen = f" ({given[0]})" if given else ""
+            raise UserError(
+                f"no usable CUDA device{seen}; check the driver with scripts/doctor.py, or say "
+                "--device cpu to train on the CPU"
+            )
+        return torch.device("cpu")
+    # With one GPU bound to each task every rank sees its own as number 0.
+    index = 0 if count == 1 else launch.local_rank
+    if index >= count or (count == 1 and launch.local_world_size > 1 and _all_see_one(env)):
+        raise UserError(
+            f"{launch.local_world_size} ranks on this node but {count} GPUs to see; ask for one "
+            "rank a GPU"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def choose_precision(wanted: str, device: torch.device) -> str:
+    """The number format: what the device is fast at, unless one is named."""
+    if wanted != "auto":
+        if wanted in ("tf32", "fp16") and device.type == "cpu":
+            raise UserError(f"--precision {wanted} needs a GPU; this run is on the CPU: use fp32")
+        return wanted
+    if device.type == "cpu":
+        return "fp32"  # bf16 was measured 15x slower on CPUs without AMX
+    major, _ = torch.cuda.get_device_capability(device)
+    return "bf16" if major >= 8 else "fp16"
+
+
+def set_up_math(precision: str, device: torch.device) -> None:
+    """Lets matrix products and convolutions use what the precision allows."""
+    if device.type == "cuda":
+        allow = precision in ("tf32", "bf16", "fp16")
+        torch.backends.cuda.matmul.allow_tf32 = allow
+        torch.backends.cudnn.allow_tf32 = allow
+        torch.backends.cudnn.benchmark = True
+
+
+def choose_threads(
+    threads: int | None, workers: int | None, device: torch.device, launch: Launch
+) -> tuple[int, int]:
+    """(compute threads, loader workers) of this rank, from the cores that are really its own."""
+    cores = cpus_of_rank(os.environ, launch.local_world_size)
+    if device.type == "cuda":
+        return threads or 1, min(cores, 16) if workers is None else workers
+    # On a CPU the network is the slow part: one decoder feeds several computing cores.
+    default_workers = 0 if cores == 1 else max(1, cores // 8)
+    # torchrun sets OMP_NUM_THREADS to 1 a rank, HTCondor to the cores of the slot.
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    own = int(asked) if asked.isdigit() and int(asked) > 0 else cores
+    return threads or own, default_workers if workers is None else workers
+
+
+def name_device(device: torch.device) -> str:
+    """The model name that tables show: 'cpu' or the GPU's own name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _all_see_one(env: Mapping[str, str]) -> bool:
+    """Whether nothing bound one GPU to each task: then all ranks of the node share the only one."""
+    return "SLURM_STEP_GPUS" not in env and "," not in env.get("CUDA_VISIBLE_DEVICES", "0")

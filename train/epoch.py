@@ -1,0 +1,181 @@
+"""The epoch under way: its sums over ranks and attempts, its progress lines, its record."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any
+
+import torch
+
+from dataset.errors import DataError
+from train.comm import Comm
+from train.evaluate import Accuracy
+from train.failure import ADVICE, Diverged
+from train.progress import EpochSums, Progress
+from train.recorder import PhaseClock
+from train.step import Trainer
+
+log = logging.getLogger("trainyard")
+
+WARMUP_STEPS = 5  # of an attempt: not part of the steady-state speed
+
+
+class EpochMeter:
+    """Watches a trainer through one epoch after the other."""
+
+    def __init__(self, trainer: Trainer, clock: PhaseClock, comm: Comm, progress: Progress) -> None:
+        self._trainer, self._clock, self._comm = trainer, clock, comm
+        self._progress = progress
+        self.attempt_steps = 0
+        self._steady_images, self._steady_s = 0, 0.0
+        self._steady_begin_s: float | None = None
+        self._pending: tuple[int, torch.Tensor, Any] | None = None
+        self._end_s: float | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """A new epoch, or the rest of one, of which nothing but its validation may be left."""
+        is_due = not self._progress.is_evaluated
+        per_epoch = self._trainer.plan.steps_per_epoch
+        self.epoch, in_epoch = divmod(self._trainer.step - is_due, per_epoch)
+        if in_epoch == 0 and not is_due:
+            self._progress.sums = EpochSums()
+        self._first_step = self._trainer.step
+        self._begin_s, self._end_s = time.monotonic(), None
+        self._begin_wait_s = self._clock.seconds["data_wait"]
+        self._skipped = 0
+        self._pending = None
+        self._trainer.sums.zero_()
+        self._start_steady()
+
+    def count_step(self, skipped: list[str], allowed: int) -> None:
+        """Counts a whole step, and the images that were replaced in it by others."""
+        for name in skipped:
+            log.warning("skipped an image that cannot be decoded: %s", name)
+        self._skipped += len(skipped)
+        check_skipped(self._skipped, allowed)
+        self.attempt_steps += 1
+        if self.attempt_steps == WARMUP_STEPS:
+            self._start_steady()
+
+    def show_progress(self, total_steps: int) -> None:
+        """One line with the sums of the last call: they were copied without waiting for the GPU."""
+        step, sums = self._read_sums()
+        images = (step - self._first_step) * self._trainer.plan.batch_size
+        if images == 0:
+            return
+        loss, correct = (value * self._comm.world_size / images for value in sums)
+        if not math.isfinite(loss):
+            raise Diverged(f"the loss is {loss} at step {step}" + ADVICE)
+        seconds = time.monotonic() - self._begin_s
+        done = (self._trainer.step - self._first_step) * self._trainer.plan.batch_size
+        wait_s = self._clock.seconds["data_wait"] - self._begin_wait_s
+        log.info(
+            "epoch %d step %d/%d  loss %.4f  acc1 %5.2f  lr %.5f  %.1f images/s  data wait %.0f %%",
+            self.epoch,
+            self._trainer.step,
+            total_steps,
+            loss,
+            100 * correct,
+            self._trainer.lr,
+            done / seconds,
+            100 * wait_s / seconds,
+        )
+
+    def end(self) -> None:
+        """The training part of the epoch is over."""
+        if self._steady_begin_s is not None:
+            self._synchronise()
+            self._steady_s += time.monotonic() - self._steady_begin_s
+            self._steady_images += (
+                self._trainer.step - self._steady_from
+            ) * self._trainer.plan.batch_size
+            self._steady_begin_s = None
+        self._end_s = time.monotonic()  # the seconds of an epoch are those of its training
+
+    @property
+    def steady_images_per_s(self) -> float | None:
+        """Images a second of whole training steps, data wait included and warm-up excluded."""
+        return self._steady_images / self._steady_s if self._steady_images else None
+
+    def total(self) -> EpochSums:
+        """The epoch so far; every rank must call it."""
+        loss, correct = self._trainer.sums.tolist()
+        rows = self._comm.gather((loss, correct, self._skipped))
+        now = EpochSums(
+            loss=sum(row[0] for row in rows),
+            correct=sum(row[1] for row in rows),
+            images=(self._trainer.step - self._first_step) * self._trainer.plan.batch_size,
+            seconds=(self._end_s or time.monotonic()) - self._begin_s,
+            data_wait_s=self._clock.seconds["data_wait"] - self._begin_wait_s,
+            skipped=sum(row[2] for row in rows),
+        )
+        return self._progress.sums + now
+
+    def _start_steady(self) -> None:
+        if self.attempt_steps >= WARMUP_STEPS:
+            self._synchronise()
+            self._steady_begin_s, self._steady_from = time.monotonic(), self._trainer.step
+
+    def _synchronise(self) -> None:
+        if self._trainer.placement.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _read_sums(self) -> tuple[int, list[float]]:
+        """(step, [loss, correct]) of this rank; on a GPU those of the last call, so not to wait."""
+        sums, step = self._trainer.sums, self._trainer.step
+        if sums.device.type != "cuda":
+            return step, sums.tolist()
+        host = torch.empty_like(sums, device="cpu", pin_memory=True)
+        host.copy_(sums, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        previous, self._pending = self._pending, (step, host, event)
+        if previous is None:
+            return self._first_step, [0.0, 0.0]
+        previous[2].synchronize()
+        return previous[0], previous[1].tolist()
+
+
+def check_skipped(skipped: int, allowed: int) -> None:
+    """Gives up when more images than allowed were skipped; their names are in the log."""
+    if skipped > allowed:
+        raise DataError(
+            f"{skipped} images of this epoch cannot be decoded, the log names them; "
+            f"--skip-bad-images allows {allowed}"
+        )
+
+
+def check_finite(sums: EpochSums) -> None:
+    """Gives up on an epoch whose training loss is no number."""
+    if not math.isfinite(sums.loss):
+        raise Diverged(f"the training loss is {sums.loss}" + ADVICE)
+
+
+def describe_epoch(
+    epoch: int, trainer: Trainer, sums: EpochSums, results: list[Accuracy], eval_s: float
+) -> dict[str, Any]:
+    """The line of epochs.jsonl."""
+    record: dict[str, Any] = {
+        "epoch": epoch,
+        "step": trainer.step,
+        "lr": trainer.lr,
+        "train_loss": sums.loss / sums.images,
+        "train_acc1": 100 * sums.correct / sums.images,
+        "images": sums.images,
+        "seconds": sums.seconds,
+        "images_per_s": sums.images / sums.seconds,
+        "data_wait_s": sums.data_wait_s,
+        "eval_s": eval_s,
+        "samples_dropped": trainer.plan.num_dropped,
+        "samples_skipped": sums.skipped,
+        "val_skipped": results[0].skipped if results else 0,
+    }
+    for suffix, result in zip(("", "_ema"), results, strict=False):
+        # After a few steps the running statistics may be so far off that it is no number yet.
+        record[f"val_loss{suffix}"] = result.loss if math.isfinite(result.loss) else None
+        record[f"val_acc1{suffix}"] = result.acc1
+        record[f"val_acc5{suffix}"] = result.acc5
+    return record

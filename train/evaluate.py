@@ -1,0 +1,129 @@
+"""Accuracy that counts every validation image once, at any world size."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from train.comm import Comm
+from train.data import Batch
+from train.interrupt import Vote
+from train.sampler import ValidationShare
+from train.step import Placement
+
+log = logging.getLogger("trainyard")
+
+Model = Callable[[torch.Tensor], torch.Tensor]
+MAX_LOSS = 2.0**32  # of a rank: 2**20 times it, summed over 1024 ranks, fits 64 bits
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Integer counts over the whole validation set."""
+
+    correct1: int
+    correct5: int
+    images: int
+    skipped: int
+    loss: float  # the mean; NaN where it is no number, or too large a one
+
+    @property
+    def acc1(self) -> float:
+        return 100.0 * self.correct1 / max(self.images, 1)
+
+    @property
+    def acc5(self) -> float:
+        return 100.0 * self.correct5 / max(self.images, 1)
+
+
+@torch.no_grad()
+def evaluate(
+    models: list[Model],
+    batches: Iterator[Batch],
+    share: ValidationShare,
+    placement: Placement,
+    comm: Comm,
+    agree: Callable[[float], Vote] = lambda _: Vote.GO_ON,
+) -> tuple[Vote, list[Accuracy]]:
+    """What the ranks agreed on, and the accuracy of each model: integer sums and one all-reduce.
+
+    An urgent vote leaves the validation unfinished, without results.
+    """
+    vote = Vote.GO_ON
+    # Top-1, top-5, counted, skipped, and losses that are no numbers; then the sum of the losses.
+    counts = torch.zeros(len(models), 5, dtype=torch.int64, device=placement.device)
+    losses = torch.zeros(len(models), dtype=torch.float64, device=placement.device)
+    for number in range(share.num_batches):
+        if number < share.num_common:
+            vote = max(vote, agree(0.0))
+        if vote.is_urgent:
+            return vote, []
+        batch = next(batches)
+        for name in batch.skipped:
+            log.warning("a validation image cannot be decoded: %s", name)
+        _add_batch(models, batch, placement, counts, losses)
+    return vote, _add_up(counts, losses, share.num_images, comm)
+
+
+def _add_batch(
+    models: list[Model],
+    batch: Batch,
+    placement: Placement,
+    counts: torch.Tensor,
+    losses: torch.Tensor,
+) -> None:
+    images = placement.normalise(batch.images.to(placement.device, non_blocking=True))
+    labels = batch.labels.to(placement.device, non_blocking=True)
+    for number, model in enumerate(models):
+        with placement.autocast():
+            outputs = model(images)
+        counts[number, :4] += _count(outputs, labels)
+        losses[number] += _sum_loss(outputs, labels)
+
+
+def _add_up(
+    counts: torch.Tensor, losses: torch.Tensor, num_images: int, comm: Comm
+) -> list[Accuracy]:
+    """The results over all ranks, in one exchange: the loss comes along as a whole number."""
+    is_number = losses < MAX_LOSS
+    counts[:, 4] = ~is_number
+    fixed = torch.where(is_number, losses, 0.0).mul(2**20).round().long()
+    packed = comm.sum(torch.cat([counts, fixed[:, None]], dim=1))
+    results = []
+    for correct1, correct5, counted, skipped, bad, loss in packed.tolist():
+        assert counted + skipped == num_images, (counted, skipped, num_images)
+        mean_loss = math.nan if bad else loss / 2**20 / max(counted, 1)
+        results.append(Accuracy(correct1, correct5, counted, skipped, mean_loss))
+    return results
+
+
+def frozen(model: nn.Module, weights: dict[str, torch.Tensor] | None = None) -> Model:
+    """The model as a function, with other weights than its own where they are given."""
+
+    def call(images: torch.Tensor) -> torch.Tensor:
+        model.eval()
+        if weights is None:
+            output: torch.Tensor = model(images)
+            return output
+        swapped: torch.Tensor = torch.func.functional_call(model, weights, (images,))
+        return swapped
+
+    return call
+
+
+def _count(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """(top-1, top-5, counted, skipped); with fewer than 5 classes top-5 is top-all."""
+    k = min(5, outputs.shape[1])
+    hits = outputs.topk(k, dim=1).indices == labels[:, None]  # a skipped image has label -1
+    is_counted = labels >= 0
+    return torch.stack([hits[:, 0].sum(), hits.sum(), is_counted.sum(), (~is_counted).sum()])
+
+
+def _sum_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(outputs.float(), labels, ignore_index=-1, reduction="sum")

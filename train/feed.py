@@ -1,0 +1,43 @@
+"""The batches that a run needs from where it stands, made from its setup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from train.data import Batch, Images, Item, Schedule
+from train.loader import copy_ahead, dummy_batches, load_batches
+from train.prepare import Setup
+
+
+def open_images(setup: Setup) -> Images:
+    """The images of the data set, as this rank's share of the plan needs them."""
+    data, cfg = setup.dataset, setup.cfg
+    assert data is not None
+    return Images(
+        data.train,
+        data.val,
+        setup.plan,
+        cfg.image_size,
+        cfg.seed,
+        setup.decoder,
+        tolerate_bad=cfg.skip_bad_images > 0,
+        pin_memory=setup.placement.device.type == "cuda",
+    )
+
+
+def open_batches(setup: Setup, step: int, validate_first: bool) -> Iterator[Batch]:
+    """Everything that is to be trained and validated from a step on, in order."""
+    device, total = setup.placement.device, setup.total_steps
+    if setup.dataset is None:
+        size, num_classes = setup.cfg.image_size, setup.num_classes
+        return dummy_batches(Schedule(setup.plan, 0, step, total), num_classes, size, device)
+    images = open_images(setup)
+    schedule = Schedule(setup.plan, len(images.val_batches), step, total, validate_first)
+    return copy_ahead(load_batches(images, schedule, setup.num_workers), device)
+
+
+def open_validation(setup: Setup) -> Iterator[Batch]:
+    """One pass over this rank's share of the validation set."""
+    images = open_images(setup)
+    items = [Item(0, -1, part) for part in range(len(images.val_batches))]
+    return copy_ahead(load_batches(images, items, setup.num_workers), setup.placement.device)

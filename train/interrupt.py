@@ -1,0 +1,131 @@
+"""Stopping in time and together: a signal sets a flag, the ranks agree on the step."""
+
+from __future__ import annotations
+
+import signal
+import time
+from enum import IntEnum
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from train.comm import Comm
+
+GRACE_S = 20.0  # SLURM's KillWait is 30 s; the checkpoint needs the rest
+# Before a time limit: a tenth of the job, between these bounds, for the step and the checkpoint.
+MIN_MARGIN_S, MAX_MARGIN_S = 10.0, 60.0
+
+
+class Vote(IntEnum):
+    """What a rank wants; all ranks do what the highest vote says."""
+
+    GO_ON = 0
+    SAVE = 1  # the checkpoint interval is over: save and go on
+    SAVE_AND_EXIT = 2  # the same on the grid, where HTCondor takes the checkpoint at an exit
+    REQUEUE = 3
+    EXIT = 4  # SIGTERM: a cancelled job must stay dead
+    REQUEUE_NOW = 5  # the running step is too long: abandon it
+    EXIT_NOW = 6
+
+    @property
+    def stops(self) -> bool:
+        return self > Vote.SAVE
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a validation under way is left for the next start."""
+        return self >= Vote.REQUEUE
+
+    @property
+    def abandons_step(self) -> bool:
+        return self >= Vote.REQUEUE_NOW
+
+    @property
+    def requeues(self) -> bool:
+        return self in (Vote.REQUEUE, Vote.REQUEUE_NOW)
+
+
+class Interrupt:
+    """The stop flag of a rank, and the agreement over all ranks without waiting for the device."""
+
+    def __init__(self, comm: Comm, deadline: float | None) -> None:
+        self._comm = comm
+        self._deadline = deadline
+        left_s = 0.0 if deadline is None else deadline - time.time()
+        self._margin_s = min(MAX_MARGIN_S, max(MIN_MARGIN_S, 0.1 * left_s))
+        self._signal: signal.Signals | None = None
+        self._signal_s = 0.0
+        self._was_late = False
+        self._work: Any = None
+        self._votes = torch.zeros(1, dtype=torch.int32)
+        self.wanted = Vote.GO_ON  # SAVE or SAVE_AND_EXIT: set by rank 0 when it is time
+        self._old_handlers: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Takes over the signals of schedulers; submitit's handlers act on rank 0 alone."""
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            self._old_handlers[number] = signal.signal(number, self._on_signal)
+        # A warning that came during the start-up is delivered now (train/__main__.py held it back).
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+
+    def uninstall(self) -> None:
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        self._old_handlers = {}
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        is_term_already = self._signal == signal.SIGTERM
+        if not is_term_already:  # SIGTERM outranks the warnings that may come before it
+            self._signal = signal.Signals(number)
+        self._signal_s = self._signal_s or time.monotonic()
+
+    @property
+    def reason(self) -> str:
+        """Why this rank wants to stop, for the record."""
+        if self._signal is not None:
+            return self._signal.name
+        return "time limit" if self._was_late else ""
+
+    def vote(self, step_left_s: float, stop_cost_s: float) -> Vote:
+        """This rank's vote, given how long the step and a checkpoint will still take."""
+        if self._signal == signal.SIGTERM:
+            used_s = time.monotonic() - self._signal_s
+            return Vote.EXIT_NOW if used_s + step_left_s > GRACE_S else Vote.EXIT
+        if self._signal is not None:
+            used_s = time.monotonic() - self._signal_s
+            return Vote.REQUEUE_NOW if used_s + step_left_s > 3 * GRACE_S else Vote.REQUEUE
+        if self._is_late(stop_cost_s):
+            self._was_late = True
+            too_long = self._is_late(step_left_s + stop_cost_s - self._margin_s)
+            return Vote.REQUEUE_NOW if too_long else Vote.REQUEUE
+        wanted, self.wanted = self.wanted, Vote.GO_ON
+        return wanted
+
+    def agree(self, step_left_s: float, stop_cost_s: float) -> Vote:
+        """What all ranks voted one call ago: the same answer on every rank, never a device sync."""
+        mine = self.vote(step_left_s, stop_cost_s)
+        if self._comm.control is None:
+            return mine
+        agreed = Vote.GO_ON
+        if self._work is not None:
+            self._work.wait()
+            agreed = Vote(int(self._votes))
+        if not agreed.stops:
+            self._votes.fill_(int(mine))
+            self._work = dist.all_reduce(
+                self._votes, op=dist.ReduceOp.MAX, group=self._comm.control, async_op=True
+            )
+        return agreed
+
+    def settle(self) -> None:
+        """Waits for the vote under way, so that nothing is in flight when the group is closed."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    def _is_late(self, extra_s: float) -> bool:
+        return self._deadline is not None and (
+            time.time() + self._margin_s + extra_s > self._deadline
+        )

@@ -1,0 +1,122 @@
+"""The optional JPEG kernel (jpeg_crop.c): built once, called through ctypes without the GIL.
+
+`python -m train.jpeg` builds it beside this file; `make setup` does so where a C compiler and the
+headers of libjpeg-turbo are there. Without it Pillow decodes, which is slower and needs nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+log = logging.getLogger("trainyard")
+
+SOURCE = Path(__file__).with_name("jpeg_crop.c")
+FLAGS = ("-O3", "-fPIC", "-shared", "-Wall", "-Wextra")
+HINT = (
+    "install a C compiler and libjpeg-turbo's headers (Debian: gcc libc6-dev libjpeg62-turbo-dev)"
+)
+Box = tuple[int, int, int, int]  # left, top, width, height
+
+
+class Kernel:
+    """The functions of the library; None from them means: leave this image to Pillow."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._size = library.jpeg_crop_size
+        self._size.argtypes = [
+            ctypes.c_char_p,
+            ctypes.c_size_t,
+            *[ctypes.POINTER(ctypes.c_int)] * 2,
+        ]
+        self._decode = library.jpeg_crop_decode
+        self._decode.argtypes = [ctypes.c_char_p, ctypes.c_size_t, *[ctypes.c_int] * 10]
+        self._decode.argtypes += [ctypes.c_void_p]
+
+    def size(self, data: bytes) -> tuple[int, int] | None:
+        """(width, height) of an image that the kernel can decode."""
+        width, height = ctypes.c_int(), ctypes.c_int()
+        if self._size(data, len(data), ctypes.byref(width), ctypes.byref(height)):
+            return None
+        return width.value, height.value
+
+    def decode(
+        self,
+        data: bytes,
+        box: Box,
+        full: tuple[int, int],
+        corner: tuple[int, int],
+        flip: bool,
+        out: npt.NDArray[np.uint8],
+    ) -> bool:
+        """Whether out [n, n, 3] now holds box resized to full, from corner on."""
+        assert out.flags.c_contiguous and out.shape == (out.shape[0], out.shape[0], 3)
+        where = out.ctypes.data
+        return not self._decode(data, len(data), *box, *full, *corner, out.shape[0], flip, where)
+
+
+@functools.lru_cache(maxsize=1)
+def load_kernel() -> Kernel | None:
+    """The kernel if it was built from this source for this machine, else None."""
+    path = library_path()
+    if not path.exists():
+        return None
+    try:
+        return Kernel(path)
+    except OSError as error:  # e.g. a node without libjpeg's run-time library
+        log.warning("the JPEG kernel cannot be loaded (%s): Pillow decodes", error)
+        return None
+
+
+def library_path() -> Path:
+    """Where the library lies: named after its source, so that a stale one is never loaded."""
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    return SOURCE.with_name(f"jpeg_crop-{platform.machine()}-{digest}.so")
+
+
+def build_kernel() -> str | None:
+    """Builds the library; gives why it could not, or None."""
+    path = library_path()
+    if path.exists():
+        return None
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return f"no C compiler; {HINT}"
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    command = [compiler, *FLAGS, "-o", str(part), str(SOURCE), "-ljpeg", "-lm"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        part.unlink(missing_ok=True)
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
+        return f"{errors[0].strip()[:200]}; {HINT}"
+    part.replace(path)
+    for stale in SOURCE.parent.glob(f"jpeg_crop-{platform.machine()}-*.so"):
+        if stale != path:
+            stale.unlink(missing_ok=True)
+    return None
+
+
+def main() -> int:
+    """Builds the kernel; not being able to is no error, since Pillow does the work too."""
+    problem = build_kernel()
+    if problem:
+        print(f"JPEG kernel not built, Pillow will decode (slower): {problem}")
+    else:
+        print(f"JPEG kernel: {library_path().name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

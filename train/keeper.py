@@ -1,0 +1,67 @@
+"""What rank 0 writes of a run: its checkpoints, its records and, where asked for, TensorBoard's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+from dataset.errors import UserError
+from train import checkpoint
+from train.description import describe_run
+from train.failure import ADVICE, Diverged
+from train.prepare import Setup
+from train.recorder import PhaseClock, Recorder, lock_folder
+from train.scheduler import queue_seconds
+from train.tensorboard import EpochBoard
+
+log = logging.getLogger("trainyard")
+
+
+class Keeper:
+    """Holds the output folder from the first step of an attempt to its end."""
+
+    def __init__(self, setup: Setup, clock: PhaseClock) -> None:
+        cfg, output = setup.cfg, setup.output
+        output.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_folder(output)
+        self._interval_s = cfg.checkpoint_minutes * 60
+        self._saved_s = time.monotonic()
+        self._output = output
+        self.writer = checkpoint.CheckpointWriter(output / "ckpt")
+        self.recorder = Recorder(output, setup.launch)
+        self._board = EpochBoard(output / "tensorboard") if cfg.tensorboard else None
+        queue_s = queue_seconds(os.environ, setup.launch)
+        self.recorder.begin(clock.started_s, queue_s, describe_run(setup))
+
+    def is_due(self) -> bool:
+        """Whether the checkpoint interval is over; it then begins anew."""
+        if time.monotonic() - self._saved_s <= self._interval_s:
+            return False
+        self._saved_s = time.monotonic()
+        return True
+
+    def refuse_not_finite(self, step: int) -> None:
+        """Ends a run of which the writer found that its weights are no numbers."""
+        if self.writer.not_finite:
+            raise Diverged(f"the weights are not finite at step {step}" + ADVICE)
+
+    def add_epoch(self, record: dict[str, Any]) -> None:
+        """Records an epoch that was trained and validated."""
+        self.recorder.add_epoch(record)
+        if self._board:
+            self._board.add(record)
+
+    def save(self, state: checkpoint.State, is_best: bool) -> None:
+        """Starts to write a checkpoint."""
+        self.writer.save(state | {"schema": checkpoint.SCHEMA}, is_best)
+        self._saved_s = time.monotonic()
+
+    def require_durable(self) -> None:
+        """Refuses to end a run whose last checkpoint is not on the disk."""
+        if not self.writer.wait():
+            raise UserError(
+                f"trained to the end, but the last checkpoint cannot be written to {self._output}; "
+                "free some space and run the same command again"
+            )

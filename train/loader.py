@@ -1,0 +1,142 @@
+"""Batches ahead of the training: threads or worker processes, started once for all epochs."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from dataset.errors import DataError
+from train.data import Batch, Draft, Images, Item, Schedule
+
+CHUNK = 4  # images a task: small enough that all threads work on the batch that is waited for
+MIN_BATCHES_AHEAD = 3
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def load_batches(images: Images, items: Iterable[Item], num_workers: int) -> Iterator[Batch]:
+    """The batches of the items, in order; the error of one is raised where it would have come."""
+    if num_workers == 0:
+        batches: Iterable[Batch] = (images[item] for item in items)
+    elif images.decoder.releases_gil:
+        batches = _load_in_threads(images, items, num_workers)
+    else:
+        batches = _load_in_processes(images, items, num_workers)
+    for batch in batches:
+        if batch.error:
+            raise DataError(batch.error)
+        yield batch
+
+
+def _load_in_threads(images: Images, items: Iterable[Item], num_threads: int) -> Iterator[Batch]:
+    """All threads work on the oldest batch first; what is ahead is bounded in batches."""
+    most_ahead = max(MIN_BATCHES_AHEAD, 1 + 2 * num_threads * CHUNK // images.plan.microbatch)
+    ahead: deque[tuple[Draft, list[Future[None]]]] = deque()
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="loader")
+    try:
+        for item in items:
+            if item.step_in_epoch == 0:
+                pool.submit(images.warm_up, item.epoch + 1)
+            draft = images.draft(item)
+            starts = range(0, len(draft.indices), CHUNK)
+            ends = [min(start + CHUNK, len(draft.indices)) for start in starts]
+            tasks = [
+                pool.submit(images.fill, draft, start, end)
+                for start, end in zip(starts, ends, strict=True)
+            ]
+            ahead.append((draft, tasks))
+            if len(ahead) >= most_ahead:
+                yield _wait_for(*ahead.popleft())
+        while ahead:
+            yield _wait_for(*ahead.popleft())
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _wait_for(draft: Draft, tasks: list[Future[None]]) -> Batch:
+    for task in tasks:
+        task.result()
+    return draft.finish()
+
+
+def _load_in_processes(images: Images, items: Iterable[Item], num_workers: int) -> Iterator[Batch]:
+    # A worker must not touch CUDA; torch pins in a thread of this process.
+    pin_memory, images.pin_memory = images.pin_memory, False
+    loader: DataLoader[Batch] = DataLoader(
+        images,  # type: ignore[arg-type]
+        batch_size=None,
+        sampler=items,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        collate_fn=_as_is,
+        prefetch_factor=2,
+        worker_init_fn=_init_worker,
+        multiprocessing_context="fork",
+    )
+    yield from loader
+
+
+def dummy_batches(
+    schedule: Schedule, num_classes: int, image_size: int, device: torch.device
+) -> Iterator[Batch]:
+    """One made-up batch over and over, on the device: what the model alone can do."""
+    size = (schedule.plan.microbatch, image_size, image_size, 3)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, num_classes, size[:1], generator=generator)
+    batch = Batch(images.permute(0, 3, 1, 2).to(device), labels.to(device), [], "")
+    for _ in schedule:
+        yield batch
+
+
+def copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches on the device; on a GPU each is copied on a side stream, one ahead of its use."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    waiting: Batch | None = None
+    for batch in batches:
+        with torch.cuda.stream(stream):
+            images = batch.images.to(device, non_blocking=True)
+            labels = batch.labels.to(device, non_blocking=True)
+        copied = Batch(images, labels, batch.skipped, "")
+        if waiting is not None:
+            yield _hand_over(waiting, stream)
+        waiting = copied
+    if waiting is not None:
+        yield _hand_over(waiting, stream)
+
+
+def _hand_over(batch: Batch, stream: Any) -> Batch:
+    """Makes the computing stream wait for the copy, and the allocator know who uses the memory."""
+    current = torch.cuda.current_stream()
+    current.wait_stream(stream)
+    batch.images.record_stream(current)
+    batch.labels.record_stream(current)
+    return batch
+
+
+def _die_with_rank() -> None:
+    """A killed rank's workers would keep its sockets open, and the other ranks waiting, for 5 s."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _init_worker(_worker: int) -> None:
+    """A worker computes on one core, and leaves Ctrl-C and the scheduler's signals to its rank."""
+    _die_with_rank()
+    torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)

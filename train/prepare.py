@@ -1,0 +1,251 @@
+"""From the flags to a trainer that can start: data, output, batch plan, checkpoint, model."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dataset.errors import UserError
+from dataset.remote import fetch_dataset
+from train import checkpoint
+from train.comm import Comm
+from train.config import TrainConfig
+from train.decode import Decoder, choose_decoder
+from train.device import choose_precision, choose_threads, name_device, set_up_math
+from train.launch import Launch
+from train.model import build_model
+from train.optim import zero_init_last_gamma
+from train.recipe import Recipe, resolve_recipe
+from train.resume import find_checkpoint, refuse_changes
+from train.sampler import BatchPlan, ValidationShare, share_validation
+from train.sources import Dataset, open_dataset
+from train.step import Placement, Trainer
+
+log = logging.getLogger("trainyard")
+
+DUMMY_TRAIN, DUMMY_CLASSES = 1_281_167, 1000  # the size of the real set
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that is decided before the first step and does not change after it."""
+
+    cfg: TrainConfig
+    launch: Launch
+    placement: Placement
+    num_workers: int
+    dataset: Dataset | None  # None: --dummy
+    recipe: Recipe
+    output: Path
+    plan: BatchPlan
+    decoder: Decoder
+
+    @property
+    def num_train(self) -> int:
+        return self.plan.num_samples
+
+    @property
+    def num_val(self) -> int:
+        return len(self.dataset.val) if self.dataset and self.dataset.val else 0
+
+    @property
+    def val_share(self) -> ValidationShare:
+        return share_validation(self.plan, self.num_val)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.dataset.train.classes) if self.dataset else DUMMY_CLASSES
+
+    @property
+    def schedule_steps(self) -> int:
+        """The steps that the learning-rate schedule spans."""
+        return self.cfg.epochs * self.plan.steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        return min(self.schedule_steps, self.cfg.max_steps or self.schedule_steps)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be continued."""
+        cfg = self.cfg
+        return recipe_values(self.recipe) | {
+            "arch": cfg.arch,
+            "epochs": cfg.epochs,
+            "batch_size": cfg.batch_size,
+            "image_size": cfg.image_size,
+            "seed": cfg.seed,
+            "ema": cfg.ema,
+            "precision": self.placement.precision,
+            "decoder": self.decoder.name,
+            "num_train": self.num_train,
+            "num_classes": self.num_classes,
+            "data": self.dataset.fingerprint if self.dataset else "dummy",
+        }
+
+    def to_state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {
+            "identity": self.identity,
+            "microbatch": self.plan.microbatch,
+            "resumed_from": str(self.cfg.resume) if self.cfg.resume else None,
+        }
+
+
+def prepare(
+    cfg: TrainConfig, launch: Launch, comm: Comm, device: torch.device
+) -> tuple[Setup, checkpoint.State | None]:
+    """The setup of a run, and the checkpoint to go on from where there is one."""
+    precision = choose_precision(cfg.precision, device)
+    threads, num_workers = choose_threads(cfg.threads, cfg.workers, device, launch)
+    torch.set_num_threads(threads)
+    set_up_math(precision, device)
+    dataset = None if cfg.dummy else open_together(cfg, launch, comm)
+    output = Path(comm.from_main(str(cfg.output or default_output(device, launch))))
+    state = find_checkpoint(cfg, output, launch, comm)
+    num_train = len(dataset.train) if dataset else DUMMY_TRAIN
+    plan = make_plan(cfg, num_train, launch, state)
+    recipe = recipe_of(cfg)
+    placement = Placement(device, precision)
+    decoder = choose_decoder_together(cfg, state, comm)
+    setup = Setup(cfg, launch, placement, num_workers, dataset, recipe, output, plan, decoder)
+    if cfg.evaluate and not (state or cfg.weights or cfg.pretrained):
+        raise UserError("nothing to evaluate; name --weights FILE, --resume FILE or --output")
+    if state is not None and not cfg.evaluate:
+        refuse_changes(state, setup.identity, cfg, output)
+    return setup, state
+
+
+def recipe_of(cfg: TrainConfig) -> Recipe:
+    """The recipe that the flags ask for."""
+    names = ("lr", "momentum", "wd", "warmup_epochs", "label_smoothing")
+    overrides = {name: getattr(cfg, name) for name in names}
+    return resolve_recipe(cfg.recipe, cfg.batch_size, cfg.epochs, overrides)
+
+
+def recipe_values(recipe: Recipe) -> dict[str, Any]:
+    """The recipe under the names of the flags."""
+    return {
+        "recipe": recipe.name,
+        "lr": recipe.lr,
+        "momentum": recipe.momentum,
+        "wd": recipe.weight_decay,
+        "warmup_epochs": recipe.warmup_epochs,
+        "label_smoothing": recipe.label_smoothing,
+        "schedule": recipe.schedule,
+    }
+
+
+def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
+    """The data set; rank 0 opens it first and makes missing indexes, then one rank a node."""
+    num_nodes = sum(comm.gather(launch.local_rank == 0))  # not every launcher says it
+    path = fetch_once_a_node(cfg, launch, comm, num_nodes)
+    turn = 0 if launch.is_main else 1 if launch.local_rank == 0 else 2
+    comm.wait_until_done("index", (0, 1, num_nodes)[turn])
+    dataset = open_dataset(path, cfg.index_dir)
+    if turn < 2:
+        comm.say_done("index")
+    if len(set(comm.gather(dataset.fingerprint))) > 1:
+        raise UserError(f"the ranks see different data at {cfg.data}; use one copy, or equal ones")
+    return dataset
+
+
+def fetch_once_a_node(cfg: TrainConfig, launch: Launch, comm: Comm, num_nodes: int) -> Path:
+    """The local path of DATA; a URL is fetched into --data-dir first, resumably."""
+    if "://" not in cfg.data:
+        return Path(cfg.data)
+    path = ""
+    if launch.local_rank == 0:
+        where = cfg.data_dir or Path("data")
+        path = str(fetch_dataset(cfg.data, where, federation=cfg.federation, token=cfg.token))
+        comm.say_done("fetch")
+    comm.wait_until_done("fetch", num_nodes)
+    return Path(comm.from_main(path))
+
+
+def choose_decoder_together(
+    cfg: TrainConfig, state: checkpoint.State | None, comm: Comm
+) -> Decoder:
+    """One decoder on all ranks and in all attempts, as long as the choice is ours."""
+    was_pil = state is not None and state["identity"].get("decoder") == "pil"
+    decoder = choose_decoder("pil" if was_pil and cfg.decoder == "auto" else cfg.decoder)
+    if len(set(comm.gather(decoder.name))) > 1:  # a node without libjpeg
+        return choose_decoder("pil")
+    return decoder
+
+
+def default_output(device: torch.device, launch: Launch) -> Path:
+    """run_results/DEVICE/RUN_ID: a requeued job finds its folder by its own id."""
+    words = name_device(device).replace("NVIDIA", "").split()
+    run_id = launch.job.id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    step = os.environ.get("SLURM_STEP_ID", "0")
+    if launch.job.scheduler == "slurm" and step not in ("", "0"):
+        run_id = f"{run_id}.{step}"
+    return Path("run_results") / "-".join(words) / run_id
+
+
+def make_plan(
+    cfg: TrainConfig, num_train: int, launch: Launch, state: checkpoint.State | None
+) -> BatchPlan:
+    """How the batch is cut; a resumed run keeps its normalisation groups where they still fit."""
+    if cfg.evaluate:
+        batch_per_rank = max(1, cfg.batch_size // launch.world_size)
+        batch_size = batch_per_rank * launch.world_size
+        return BatchPlan(num_train, batch_size, batch_per_rank, launch.rank, launch.world_size)
+    if cfg.batch_size % launch.world_size:
+        raise UserError(
+            f"--batch-size {cfg.batch_size} is the global batch and does not divide over "
+            f"{launch.world_size} ranks; use a multiple of {launch.world_size}"
+        )
+    batch_per_rank = cfg.batch_size // launch.world_size
+    microbatch = cfg.microbatch or batch_per_rank
+    earlier = state["microbatch"] if state else microbatch
+    if cfg.microbatch is None and batch_per_rank % earlier == 0:
+        microbatch = earlier
+    if microbatch != earlier and launch.is_main:
+        log.warning("batch norm now sees groups of %d, before %d", microbatch, earlier)
+    if batch_per_rank % microbatch:
+        raise UserError(
+            f"--microbatch {microbatch} does not divide the {batch_per_rank} images of a rank "
+            f"(batch {cfg.batch_size} over {launch.world_size} ranks)"
+        )
+    if num_train < cfg.batch_size:
+        raise UserError(
+            f"{num_train} training images are fewer than one batch of {cfg.batch_size} on "
+            f"{launch.world_size} ranks; use a smaller --batch-size or fewer ranks"
+        )
+    return BatchPlan(num_train, cfg.batch_size, microbatch, launch.rank, launch.world_size)
+
+
+def make_trainer(setup: Setup, comm: Comm, state: checkpoint.State | None) -> Trainer:
+    """The model and its optimiser, at the checkpoint or at the first step."""
+    cfg = setup.cfg
+    torch.manual_seed(cfg.seed)
+    model = build_model(
+        cfg.arch, setup.num_classes, cfg.pretrained, cfg.weights, may_fit=not cfg.evaluate
+    )
+    if setup.recipe.zero_init_gamma and not (cfg.pretrained or cfg.weights):
+        zero_init_last_gamma(model)
+    trainer = Trainer(
+        model,
+        setup.placement,
+        setup.recipe,
+        setup.plan,
+        comm,
+        seed=cfg.seed,
+        schedule_steps=setup.schedule_steps,
+        ema_decay=cfg.ema,
+        use_compile=cfg.compile,
+    )
+    if state is not None:
+        trainer.load(state)
+        if not cfg.evaluate:
+            log.info("going on from step %d of %d", trainer.step, setup.total_steps)
+    return trainer

@@ -1,0 +1,66 @@
+"""What a run goes on from: the output's latest checkpoint, a named one, or nothing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from dataset.errors import UserError
+from train import checkpoint
+from train.comm import Comm
+from train.config import TrainConfig
+from train.launch import Launch
+
+log = logging.getLogger("trainyard")
+
+
+def find_checkpoint(
+    cfg: TrainConfig, output: Path, launch: Launch, comm: Comm
+) -> checkpoint.State | None:
+    """The state to go on from, the same file on every rank, or None for a fresh start."""
+    if cfg.evaluate and cfg.resume is None and (cfg.weights or cfg.pretrained):
+        return None  # these weights were asked about, and not the output's
+    folder = output / "ckpt"
+    latest = _load_latest(cfg, folder) if launch.is_main else None
+    if cfg.resume is not None and not comm.from_main(_is_restart(cfg, latest)):
+        return checkpoint.load_checkpoint(cfg.resume)
+    step = comm.from_main(latest["step"] if latest else None)
+    if step is None:
+        return None
+    return latest or checkpoint.load_checkpoint(folder / checkpoint.file_name(step))
+
+
+def _load_latest(cfg: TrainConfig, folder: Path) -> checkpoint.State | None:
+    try:
+        return checkpoint.load_latest(folder)
+    except UserError:
+        if cfg.resume is None:
+            raise
+        return None  # --resume may be given because these are damaged
+
+
+def _is_restart(cfg: TrainConfig, latest: checkpoint.State | None) -> bool:
+    """Whether the output already went on from the named file: a requeue repeats the command."""
+    if cfg.evaluate or latest is None:
+        return False
+    return bool(latest.get("resumed_from") == str(cfg.resume))
+
+
+def refuse_changes(
+    state: checkpoint.State, identity: dict[str, Any], cfg: TrainConfig, output: Path
+) -> None:
+    """A checkpoint of another run is not continued, unless --force says so."""
+    automatic = {"precision": cfg.precision, "decoder": cfg.decoder}
+    chosen_here = {name for name, wanted in automatic.items() if wanted == "auto"}
+    old, new = state["identity"], identity
+    moved = checkpoint.describe_changes(*({k: d.get(k) for k in chosen_here} for d in (old, new)))
+    if moved:  # a grid gives the next attempt another kind of machine
+        log.warning("this machine differs from the one before (%s): the run goes on", moved)
+    kept = [{k: v for k, v in d.items() if k not in chosen_here} for d in (old, new)]
+    changes = checkpoint.describe_changes(*kept)
+    if changes and not cfg.force:
+        raise UserError(
+            f"the run in {output} was another one ({changes}); use its settings, a new "
+            "--output, or --force to go on all the same"
+        )

@@ -1,0 +1,298 @@
+"""The story of a run: prepare, train, evaluate, stop or finish. Reads from top to bottom."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dataset.errors import CHECKPOINTED, DONE
+from train.comm import Comm
+from train.config import TrainConfig, parse_config
+from train.data import Batch
+from train.device import choose_device, name_device
+from train.epoch import EpochMeter, check_finite, check_skipped, describe_epoch
+from train.evaluate import Accuracy
+from train.failure import end_all_ranks, record_failure
+from train.feed import open_batches
+from train.interrupt import Interrupt, Vote
+from train.keeper import Keeper
+from train.launch import Launch, detect_launch
+from train.model import save_state_dict
+from train.prepare import make_trainer, prepare, recipe_of
+from train.profile import measure_stage
+from train.progress import Progress
+from train.recipe import describe
+from train.recorder import PhaseClock, Recorder, is_recorded_as_done, process_start_s
+from train.scheduler import exits_for_checkpoints, find_deadline, requeue
+from train.validation import evaluate_only, validate
+
+log = logging.getLogger("trainyard")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the trainer; the exit code says how it ended."""
+    started_s = process_start_s()
+    cfg = parse_config(sys.argv[1:] if argv is None else argv)
+    if cfg.show_recipe:
+        print(describe(recipe_of(cfg), cfg.batch_size))
+        return DONE
+    launch = detect_launch(os.environ)
+    set_up_logging(launch)
+    return run(cfg, launch, started_s)
+
+
+def run(cfg: TrainConfig, launch: Launch, started_s: float) -> int:
+    """The whole run on this rank; whatever goes wrong brings all ranks down at once."""
+    device = choose_device(cfg.device, launch, os.environ)
+    comm = Comm(launch, "nccl" if device.type == "cuda" else "gloo", cfg.timeout_minutes * 60)
+    run = Run(cfg, launch, comm, PhaseClock(started_s))
+    comm.watch(run.end_because_of_another)
+    try:
+        code = run.go(device)
+        comm.close()
+        return code
+    except BaseException as error:
+        return end_all_ranks(error, comm, run.recorder)
+    finally:
+        run.interrupt.uninstall()
+
+
+class Run:
+    """One attempt at a run on one rank."""
+
+    def __init__(self, cfg: TrainConfig, launch: Launch, comm: Comm, clock: PhaseClock) -> None:
+        self.cfg, self.launch, self.comm, self.clock = cfg, launch, comm, clock
+        deadline = find_deadline(os.environ, launch) if launch.is_main else None
+        self.interrupt = Interrupt(comm, cfg.deadline or comm.from_main(deadline))
+        self.keeper: Keeper | None = None  # rank 0's, once the folder is known
+
+    def go(self, device: torch.device) -> int:
+        """Prepare, then train to the end or to a stop."""
+        self.setup, state = prepare(self.cfg, self.launch, self.comm, device)
+        self.plan, self.output = self.setup.plan, self.setup.output
+        self.trainer = make_trainer(self.setup, self.comm, state)
+        if self.cfg.evaluate:
+            folder = self.cfg.output if self.launch.is_main else None
+            evaluate_only(self.setup, self.trainer, self.comm, folder)
+            return DONE
+        self.progress = Progress.from_state(state)
+        if self.is_done():
+            log.info("%s: this run is done already, nothing to do", self.output)
+            return DONE
+        self.interrupt.install()
+        self.keeper = Keeper(self.setup, self.clock) if self.launch.is_main else None
+        self.describe_start()
+        self.clock.end_startup()
+        self.meter = EpochMeter(self.trainer, self.clock, self.comm, self.progress)
+        if self.keeper:  # a kill before the first checkpoint leaves a whole record too
+            self.keeper.recorder.update([self.phases()], self.describe_progress())
+        vote = self.train()
+        return self.stop(vote) if vote.stops else self.finish()
+
+    def is_done(self) -> bool:
+        """Whether earlier attempts did it all, down to the record and the model."""
+        if self.trainer.step < self.setup.total_steps or not self.progress.is_evaluated:
+            return False
+        is_whole = self.launch.is_main and is_recorded_as_done(self.output)
+        is_whole &= not self.cfg.save_model or self.model_path.exists()
+        return bool(self.comm.from_main(is_whole))
+
+    @property
+    def recorder(self) -> Recorder | None:
+        return self.keeper.recorder if self.keeper else None
+
+    @property
+    def model_path(self) -> Path:
+        return self.output / f"imagenet_{self.cfg.arch}.pt"
+
+    @property
+    def main_output(self) -> Path | None:
+        """Where rank 0 alone writes the lines of its stages."""
+        return self.output if self.launch.is_main else None
+
+    def describe_start(self) -> None:
+        setup, plan, launch = self.setup, self.plan, self.launch
+        for note in setup.recipe.notes:
+            log.info("recipe: %s", note)
+        log.info(
+            "%s on %s, %s: %d ranks (%s), batch %d in microbatches of %d, step %d of %d -> %s",
+            self.cfg.arch,
+            name_device(setup.placement.device),
+            setup.placement.precision,
+            launch.world_size,
+            launch.launcher,
+            plan.batch_size,
+            plan.microbatch,
+            self.trainer.step,
+            setup.total_steps,
+            self.output,
+        )
+
+    # --- train ---------------------------------------------------------------------------------
+
+    def train(self) -> Vote:
+        """Trains epoch by epoch; gives the vote that stopped it, or GO_ON at the end."""
+        progress, total = self.progress, self.setup.total_steps
+        batches = open_batches(self.setup, self.trainer.step, not progress.is_evaluated)
+        while self.trainer.step < total or not progress.is_evaluated:
+            vote = self.train_epoch(batches) if progress.is_evaluated else Vote.GO_ON
+            if not vote.stops:
+                vote = self.evaluate_epoch(batches)
+            if vote.stops:
+                return vote
+        self.interrupt.settle()
+        return Vote.GO_ON
+
+    def train_epoch(self, batches: Iterator[Batch]) -> Vote:
+        """Steps to the end of the epoch or of the run, or to an agreed stop."""
+        self.meter.begin()
+        with measure_stage("train", self.main_output) as stage:
+            end = (self.meter.epoch + 1) * self.plan.steps_per_epoch
+            end = min(end, self.setup.total_steps)
+            vote = Vote.GO_ON
+            while self.trainer.step < end and not vote.stops:
+                vote = self.train_step(batches, end)
+            if self.trainer.step == end:
+                self.meter.end()
+                self.progress.is_evaluated = False
+            stage.extra |= {"epoch": self.meter.epoch, "step": self.trainer.step}
+        return vote
+
+    def train_step(self, batches: Iterator[Batch], end: int) -> Vote:
+        """One step, and what is due after it: a line of progress, a checkpoint."""
+        self.ask_for_checkpoint()
+        vote, skipped = self.trainer.run_step(batches, self.clock, self.agree)
+        if vote.abandons_step:
+            return vote
+        self.meter.count_step(skipped, self.cfg.skip_bad_images)
+        if self.trainer.step % self.cfg.print_freq == 0 or self.trainer.step == end:
+            self.meter.show_progress(self.setup.total_steps)
+            if self.keeper:
+                self.keeper.recorder.touch([self.phases()])
+        if vote is Vote.SAVE and self.trainer.step < end:
+            self.save()
+        return vote
+
+    def agree(self, step_left_s: float) -> Vote:
+        write_s = self.keeper.writer.last_write_s if self.keeper else 0.0
+        return self.interrupt.agree(step_left_s, stop_cost_s=2 * write_s)
+
+    def ask_for_checkpoint(self) -> None:
+        """Rank 0 watches the interval, and what the writer found."""
+        if not self.keeper:
+            return
+        self.keeper.refuse_not_finite(self.trainer.step)
+        if self.keeper.is_due():
+            on_grid = exits_for_checkpoints(os.environ)
+            self.interrupt.wanted = Vote.SAVE_AND_EXIT if on_grid else Vote.SAVE
+
+    # --- evaluate ------------------------------------------------------------------------------
+
+    def evaluate_epoch(self, batches: Iterator[Batch]) -> Vote:
+        """Validates and records the epoch that was trained; an urgent stop leaves it for later."""
+        with measure_stage("evaluate", self.main_output) as stage, self.clock.phase("evaluation"):
+            setup, trainer = self.setup, self.trainer
+            vote, results = validate(setup, trainer, self.comm, batches, self.agree)
+            stage.extra |= {"epoch": self.meter.epoch, "images": self.setup.num_val}
+        if vote.is_urgent:
+            return vote
+        self.finish_epoch(results)
+        return vote if self.trainer.step < self.setup.total_steps else Vote.GO_ON
+
+    def finish_epoch(self, results: list[Accuracy]) -> None:
+        """Record and checkpoint an epoch that was trained and evaluated."""
+        sums, epoch = self.meter.total(), self.meter.epoch
+        check_skipped(sums.skipped, self.cfg.skip_bad_images)
+        check_finite(sums)
+        is_best = self.progress.take(epoch, results)
+        self.progress.is_evaluated = True
+        for suffix, accuracy in zip(("", "_ema"), results, strict=False):
+            log.info(
+                "epoch %d: val%s acc1 %.3f acc5 %.3f", epoch, suffix, accuracy.acc1, accuracy.acc5
+            )
+        if self.keeper:
+            eval_s = self.clock.last_s["evaluation"]
+            self.keeper.add_epoch(describe_epoch(epoch, self.trainer, sums, results, eval_s))
+        self.save(is_best)
+
+    # --- save and end --------------------------------------------------------------------------
+
+    def save(self, is_best: bool = False) -> None:
+        """Starts a checkpoint; the ranks exchange only their sums and the times of their phases."""
+        with self.clock.phase("checkpoint"):
+            sums = self.meter.total()
+            phases = self.comm.gather(self.phases())
+            if not self.keeper:
+                return
+            state = self.trainer.state() | self.progress.to_state(sums) | self.setup.to_state()
+            self.keeper.save(state, is_best)
+        self.keeper.recorder.update(phases, self.describe_progress())
+
+    def describe_progress(self) -> dict[str, Any]:
+        steady = self.meter.steady_images_per_s
+        return {
+            "images_trained": self.trainer.step * self.plan.batch_size,
+            "result": self.progress.result | self.progress.best,
+        } | ({"steady_images_per_s": steady} if steady else {})
+
+    def phases(self) -> dict[str, float]:
+        return self.clock.totals(self.trainer.exposed_communication_s(self.meter.attempt_steps))
+
+    def stop(self, vote: Vote) -> int:
+        """A durable checkpoint, then back into the queue or exit 85."""
+        self.save()
+        rows = self.comm.gather((self.interrupt.reason, self.phases()))
+        if not self.keeper:
+            return CHECKPOINTED
+        reason = next((reason for reason, _ in rows if reason), "checkpoint interval")
+        with self.clock.phase("checkpoint"):
+            kind = "a" if self.keeper.writer.wait() else "NO NEW"
+        self.keeper.refuse_not_finite(self.trainer.step)
+        recorder = self.keeper.recorder
+        recorder.update([self.phases(), *(phases for _, phases in rows[1:])], {})
+        recorder.finish("checkpointed", CHECKPOINTED, reason)
+        step, total = self.trainer.step, self.setup.total_steps
+        log.info("%s: stopped at step %d of %d with %s checkpoint", reason, step, total, kind)
+        if vote.requeues:
+            requeue(self.launch)
+        return CHECKPOINTED
+
+    def finish(self) -> int:
+        """The last checkpoint is durable, the model is saved, the record is closed."""
+        phases = self.comm.gather(self.phases())
+        if not self.keeper:
+            return DONE
+        with self.clock.phase("checkpoint"):
+            self.keeper.writer.wait()
+        self.keeper.refuse_not_finite(self.trainer.step)
+        self.keeper.require_durable()
+        if self.cfg.save_model:
+            save_state_dict(self.trainer.model, self.model_path)
+        recorder = self.keeper.recorder
+        recorder.update([self.phases(), *phases[1:]], self.describe_progress())
+        recorder.finish("done", DONE, "done")
+        images, seconds = recorder.run["images_trained"], recorder.run["wall_clock_s"]
+        log.info("done: %d images in %.0f s -> %s", images, seconds, self.output)
+        return DONE
+
+    def end_because_of_another(self, message: str, code: int) -> None:
+        """Called by the watching thread: this rank may hang in a collective with the failed one."""
+        print(f"rank {self.launch.rank} ends because of {message}", file=sys.stderr, flush=True)
+        record_failure(self.recorder, message, code)
+        os._exit(code)
+
+
+def set_up_logging(launch: Launch) -> None:
+    """Rank 0 speaks; the others only when something is wrong."""
+    handler = logging.StreamHandler(sys.stdout)
+    rank = "" if launch.is_main else f"rank {launch.rank}: "
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(message)s", "%H:%M:%S"))
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO if launch.is_main else logging.WARNING)
+    log.propagate = False

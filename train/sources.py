@@ -1,0 +1,177 @@
+"""Where images come from: a folder of class folders, or an indexed tar read in place (no torch)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dataset.errors import DataError, UserError
+from dataset.index import find_or_build_index
+from dataset.index_file import TarIndex
+
+TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+ZIP_NAME = "imagenet-object-localization-challenge.zip"
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
+
+
+class Source(Protocol):
+    """Labelled images as bytes, numbered in the bytewise order of (class, file name)."""
+
+    classes: list[str]
+    labels: npt.NDArray[np.int64]
+
+    def __len__(self) -> int: ...
+    def name(self, index: int) -> str: ...
+    def read(self, index: int) -> bytes: ...
+
+
+class FolderSource:
+    """The images of root/CLASS/FILE. Names are one blob, so that forked workers share the pages."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.classes = sorted(
+            (entry.name for entry in os.scandir(root) if entry.is_dir()), key=os.fsencode
+        )
+        if not self.classes:
+            raise UserError(f"no class folders in {root}; run scripts/extract_ILSVRC_mp.py")
+        blob, ends, labels = bytearray(), [0], []
+        for label, wnid in enumerate(self.classes):
+            files = [os.fsencode(e.name) for e in os.scandir(root / wnid)]
+            for file in sorted(f for f in files if f.lower().endswith(_SUFFIX_BYTES)):
+                blob += os.fsencode(wnid) + b"/" + file
+                ends.append(len(blob))
+                labels.append(label)
+        if not labels:
+            raise UserError(f"no images in the class folders of {root}; is it the right folder?")
+        self._names = np.frombuffer(bytes(blob), dtype=np.uint8)
+        self._ends = np.array(ends, dtype=np.int64)
+        self.labels = np.array(labels, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]].tobytes())
+
+    def read(self, index: int) -> bytes:
+        fd = os.open(self.root / self.name(index), os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            return _read_whole(fd, size, 0, self.name(index))
+        finally:
+            os.close(fd)
+
+
+class TarSource:
+    """The images of an indexed tar, read in place: positioned reads, safe over fork and spawn."""
+
+    def __init__(self, index: TarIndex) -> None:
+        self.index = index
+        self.classes = index.classes
+        self.labels = index.label.astype(np.int64)
+        self._fd: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_fd": None}
+
+    def name(self, index: int) -> str:
+        """CLASS/FILE, as in the folder that would be extracted from this tar."""
+        return f"{self.classes[self.index.label[index]]}/{self.index.name(index)}"
+
+    def read(self, index: int) -> bytes:
+        if self._fd is None:  # a forked worker may share it: pread has no cursor
+            self._fd = os.open(self.index.tar, os.O_RDONLY)
+        offset, size = int(self.index.offset[index]), int(self.index.size[index])
+        return _read_whole(self._fd, size, offset, self.name(index))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The two halves of a data set and what identifies it."""
+
+    kind: str  # folder or tar
+    path: str
+    train: Source
+    val: Source | None
+    fingerprint: str
+
+
+def open_dataset(path: Path, index_dir: Path | None) -> Dataset:
+    """The data set at a path; an extracted folder wins over a tar beside it."""
+    if not path.exists():
+        raise UserError(f"no such data: {path}; name a folder with train/ and val/, or the tars")
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir() and (folder / "train").is_dir():
+        train: Source = FolderSource(folder / "train")
+        val: Source | None = FolderSource(folder / "val") if (folder / "val").is_dir() else None
+        return _check_halves("folder", folder, train, val)
+    train_tar = path if path.is_file() else folder / TRAIN_TAR
+    if train_tar.name == VAL_TAR:
+        train_tar = folder / TRAIN_TAR
+    if not train_tar.exists():
+        raise UserError(
+            f"{path} holds neither train/ nor {TRAIN_TAR}; name the folder that has one of them"
+            + _hint_about_zip(folder)
+        )
+    val_tar = folder / VAL_TAR
+    train = TarSource(find_or_build_index(train_tar, index_dir=index_dir))
+    val = TarSource(find_or_build_index(val_tar, index_dir=index_dir)) if val_tar.exists() else None
+    return _check_halves("tar", train_tar, train, val)
+
+
+def fingerprint_of(*sources: Source | None) -> str:
+    """A hash of every name and label: the same for a tar and for the folder extracted from it."""
+    digest = hashlib.sha256()
+    for source in sources:
+        if source is None:
+            continue
+        digest.update("\0".join(source.classes).encode())
+        digest.update(source.labels.astype("<i8").tobytes())
+        for start in range(0, len(source), 4096):
+            names = (source.name(i) for i in range(start, min(start + 4096, len(source))))
+            digest.update("\0".join(names).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
+def _check_halves(kind: str, path: Path, train: Source, val: Source | None) -> Dataset:
+    """The data set, once the validation classes are known to be among the training classes."""
+    if val is not None and val.classes != train.classes:
+        known = {wnid: label for label, wnid in enumerate(train.classes)}
+        strange = [wnid for wnid in val.classes if wnid not in known]
+        if strange:
+            raise UserError(
+                f"{len(strange)} validation classes have no training images, e.g. {strange[0]}; "
+                "is val/ sorted into class folders?"
+            )
+        # A validation set may lack a class; its labels must still be the training set's.
+        val.labels = np.array([known[wnid] for wnid in val.classes])[val.labels]
+    return Dataset(kind, str(path), train, val, fingerprint_of(train, val))
+
+
+_SUFFIX_BYTES = tuple(suffix.encode() for suffix in IMAGE_SUFFIXES)
+
+
+def _read_whole(fd: int, size: int, offset: int, name: str) -> bytes:
+    data = os.pread(fd, size, offset)
+    while len(data) < size:  # a network filesystem may return less than was asked for
+        more = os.pread(fd, size - len(data), offset + len(data))
+        if not more:
+            raise DataError(f"{name}: the file ends after {len(data)} of {size} bytes")
+        data += more
+    return data
+
+
+def _hint_about_zip(folder: Path) -> str:
+    if (folder / ZIP_NAME).exists():
+        return f"; {ZIP_NAME} must be extracted first with scripts/extract_ILSVRC_mp.py"
+    return ""

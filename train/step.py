@@ -1,0 +1,216 @@
+"""One optimiser step, cut into microbatches: forward, backward, batch-norm statistics, update."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dataset.errors import UserError
+from train.comm import Comm
+from train.compat import compile_model, make_scaler, wrap_ddp
+from train.data import Batch
+from train.interrupt import Vote
+from train.norm import StepStatistics
+from train.optim import Ema, make_optimizer, set_lr
+from train.recipe import Recipe, lr_at
+from train.recorder import PhaseClock
+from train.sampler import BatchPlan, derive_key
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and in which number format the model computes."""
+
+    device: torch.device
+    precision: str
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        return torch.float64 if self.precision == "fp64" else torch.float32
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = AMP_DTYPES.get(self.precision)
+        if dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def place_model(self, model: nn.Module) -> nn.Module:
+        model = model.to(self.device, self.weights_dtype)
+        if self.device.type == "cuda":
+            model = model.to(memory_format=torch.channels_last)
+        return model
+
+    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 images on the device as the model takes them: the order of torchvision's steps."""
+        if self.device.type != "cuda":
+            images = images.contiguous()
+        return images.to(self.weights_dtype).div_(255).sub_(self._mean).div_(self._std)
+
+    @functools.cached_property
+    def _mean(self) -> torch.Tensor:
+        return torch.tensor(MEAN, dtype=self.weights_dtype, device=self.device).view(1, 3, 1, 1)
+
+    @functools.cached_property
+    def _std(self) -> torch.Tensor:
+        return torch.tensor(STD, dtype=self.weights_dtype, device=self.device).view(1, 3, 1, 1)
+
+
+class Trainer:
+    """Everything that an optimiser step changes. After each step all ranks hold the same state."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        placement: Placement,
+        recipe: Recipe,
+        plan: BatchPlan,
+        comm: Comm,
+        *,
+        seed: int,
+        schedule_steps: int,
+        ema_decay: float,
+        use_compile: bool,
+    ) -> None:
+        self.model = placement.place_model(model)
+        self.placement, self.recipe, self.plan = placement, recipe, plan
+        self.seed, self.schedule_steps = seed, schedule_steps
+        self.step = 0
+        self.optimizer = make_optimizer(self.model, recipe)
+        enabled = placement.precision == "fp16" and placement.device.type == "cuda"
+        self.scaler = make_scaler(placement.device.type, enabled)
+        self.ema = Ema(self.model, ema_decay, plan.batch_size) if ema_decay else None
+        parts = plan.microbatches_per_rank
+        self.statistics = StepStatistics(self.model, parts, plan.world_size)
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
+        self.ddp = wrap_ddp(self.model, placement.device) if comm.world_size > 1 else None
+        self.called: nn.Module = self.ddp or self.model
+        if use_compile:
+            self.called = compile_model(self.called)
+        # loss x images and correct images of this rank, on the device: of the whole steps since the
+        # epoch began, and of the step under way
+        self.sums = torch.zeros(2, dtype=torch.float64, device=placement.device)
+        self._step_sums = torch.zeros_like(self.sums)
+        self._microbatch_s = 0.0
+
+    @property
+    def lr(self) -> float:
+        return lr_at(self.recipe, self.step, self.plan.steps_per_epoch, self.schedule_steps)
+
+    def run_step(
+        self, batches: Iterator[Batch], clock: PhaseClock, agree: Callable[[float], Vote]
+    ) -> tuple[Vote, list[str]]:
+        """What the ranks agreed on, and the images skipped; an abandoned step is undone."""
+        vote = Vote.GO_ON
+        skipped: list[str] = []
+        set_lr(self.optimizer, self.lr)
+        self.statistics.begin()
+        parts = self.plan.my_microbatches
+        for number, part in enumerate(parts):
+            if not vote.stops:
+                vote = max(vote, agree(self._microbatch_s * (len(parts) - number)))
+            if vote.abandons_step:
+                self._abandon()
+                return vote, skipped
+            begin_s = time.monotonic()
+            with clock.phase("data_wait"):
+                batch = next(batches)
+            with clock.phase("compute"):
+                self._accumulate(batch, part, is_last=number == len(parts) - 1)
+            skipped += batch.skipped
+            self._estimate(time.monotonic() - begin_s)
+        with clock.phase("compute"):
+            self._update()
+        return vote, skipped
+
+    def _estimate(self, microbatch_s: float) -> None:
+        """How long a microbatch takes; the first step may be the one that is too long to finish."""
+        before_s = self._microbatch_s or microbatch_s
+        self._microbatch_s = 0.8 * before_s + 0.2 * microbatch_s
+
+    def _accumulate(self, batch: Batch, part: int, is_last: bool) -> None:
+        device, num_parts = self.placement.device, self.plan.microbatches_per_rank
+        images = self.placement.normalise(batch.images.to(device, non_blocking=True))
+        labels = batch.labels.to(device, non_blocking=True)
+        # Dropout and its like depend on the step and the microbatch, not on the rank.
+        torch.manual_seed(derive_key(self.seed, self.step, part) >> 1)
+        self.called.train()
+        # Only the last microbatch's backward talks to the other ranks.
+        with self.ddp.no_sync() if self.ddp and not is_last else contextlib.nullcontext():
+            with self.placement.autocast():
+                outputs = self.called(images)
+                loss = self.criterion(outputs, labels)
+            self.statistics.after_forward(is_last)
+            self.scaler.scale(loss / num_parts).backward()
+        self.statistics.after_backward(is_last)
+        with torch.no_grad():
+            correct = (outputs.argmax(1) == labels).sum()
+            sums = torch.stack([loss.detach().double() * len(labels), correct.double()])
+            self._step_sums += sums
+
+    def _update(self) -> None:
+        # Reading the scale waits for the device, so it is read only where something depends on it.
+        must_look = self.scaler.is_enabled() and self.ema is not None
+        scale = self.scaler.get_scale() if must_look else 0.0
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.statistics.finish()
+        # A step that the scaler skipped moves the schedule and not the average.
+        was_skipped = must_look and self.scaler.get_scale() < scale
+        if self.ema is not None and not was_skipped:
+            self.ema.update(self.model, self.step)
+        self.sums += self._step_sums
+        self._step_sums.zero_()
+        self.step += 1
+
+    def _abandon(self) -> None:
+        self._step_sums.zero_()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.statistics.abandon()
+
+    def exposed_communication_s(self, steps: int) -> float:
+        """An estimate: what DDP itself samples of all-reduce time that backward did not cover."""
+        if self.ddp is None:
+            return 0.0
+        sampled = self.ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        comm_ns = float(sampled.get("avg_backward_comm_time", 0))
+        hidden_ns = float(sampled.get("avg_backward_compute_comm_overlap_time", 0))
+        return max(0.0, (comm_ns - hidden_ns) * 1e-9) * steps
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the training; the tensors are the live ones."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "ema": self.ema.state_dict() if self.ema else {},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes back to a checkpoint; rates and decays stay those of this run's recipe."""
+        groups = self.optimizer.param_groups
+        own = [{k: v for k, v in g.items() if k not in ("params", "lr")} for g in groups]
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"the checkpoint is of another arch or optimiser: {reason}") from None
+        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(settings)
+        self.step = state["step"]
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        if self.ema:  # one that starts now, with --force, starts from these weights
+            self.ema.load_state_dict(state["ema"] or dict(self.model.named_parameters()))

@@ -1,0 +1,127 @@
+"""What a run will read and where it will write, and what of that is wrong: data, space, network."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dataset.errors import UserError
+from dataset.federation import DISCOVERY_PATH, parse_discovery, parse_target
+from train.surroundings import NOTE, OK, WRONG, Finding, free_bytes, gib
+
+MIN_FREE_BYTES = 2 << 30  # three ResNet-50 checkpoints (0.2 GB each) and the records
+
+
+def look_at_data(data: str) -> Finding:
+    """What kind of data DATA is, as the trainer will see it; it reads no archive."""
+    if "://" in data:
+        try:
+            target = parse_target(data)
+        except UserError as error:
+            return Finding("data", "unknown", WRONG, str(error))
+        return Finding("data", f"{target.identity}, fetched before the first epoch")
+    path = Path(data)
+    if not path.exists():
+        problem = f"no such data: {path}; name a folder with train/ and val/, or with the tars"
+        return Finding("data", "missing", WRONG, problem)
+    if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        problem = f"{path} cannot be read by you; check the permissions"
+        return Finding("data", "unreadable", WRONG, problem)
+    try:
+        return _describe_data(path)
+    except ImportError as error:
+        return Finding("data", f"{path} exists; {error.name} is needed to say more")
+
+
+def _describe_data(path: Path) -> Finding:
+    # Here and not above: these need numpy, and a doctor must also speak where it is missing.
+    from dataset.index import find_index
+    from train.sources import TRAIN_TAR, VAL_TAR, ZIP_NAME
+
+    if (path / "train").is_dir():
+        return _describe_folder(path)
+    folder = path if path.is_dir() else path.parent
+    tar = folder / TRAIN_TAR if path.is_dir() or path.name == VAL_TAR else path
+    if not tar.exists():
+        problem = f"{path} holds neither train/ nor {TRAIN_TAR}"
+        if (folder / ZIP_NAME).exists():
+            problem += f"; extract {ZIP_NAME} with scripts/extract_ILSVRC_mp.py"
+        return Finding("data", "unknown", WRONG, f"{problem}; name the folder that has one of them")
+    index = find_index(tar)
+    indexed = f"indexed by {index}" if index else "no index yet"
+    text = f"a tar of {gib(tar.stat().st_size)}, {indexed}"
+    if not (folder / VAL_TAR).exists():
+        problem = f"there is no {VAL_TAR} beside the tar, so accuracy cannot be measured; fetch it"
+        return Finding("data", text, NOTE, problem)
+    if index is None:
+        problem = "rank 0 will index the tar while the others wait; do it once, ahead"
+        return Finding("data", text, NOTE, f"{problem}: python scripts/index_tar.py {tar}")
+    return Finding("data", text)
+
+
+def _describe_folder(folder: Path) -> Finding:
+    counts = {
+        half: sum(entry.is_dir() for entry in os.scandir(folder / half))
+        for half in ("train", "val")
+        if (folder / half).is_dir()
+    }
+    text = "an extracted folder: " + ", ".join(f"{n} classes in {h}/" for h, n in counts.items())
+    for half, count in counts.items():
+        # Where dataset/output_folder.py keeps what is not whole until an extraction is done.
+        staging = f".{half}.extracting"
+        if (folder / staging).exists() or (folder / half / staging).exists():
+            problem = (
+                f"the extraction into {folder / half} is not finished; run the same command again"
+            )
+            return Finding("data", text, WRONG, problem)
+        if count == 0:
+            problem = f"no class folders in {folder / half}; run scripts/extract_ILSVRC_mp.py"
+            return Finding("data", text, WRONG, problem)
+    if "val" not in counts:
+        problem = (
+            f"no val/ in {folder}, so accuracy cannot be measured; extract with --run_type val"
+        )
+        return Finding("data", text, NOTE, problem)
+    return Finding("data", text)
+
+
+def look_at_space(folder: Path, what: str) -> Finding:
+    """Free space where something will be written, at the nearest folder that exists."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    free = free_bytes(place)
+    text = f"{gib(free)} free in {place}"
+    if not os.access(place, os.W_OK):
+        return Finding(what, text, WRONG, f"{place} cannot be written; choose another folder")
+    if free < MIN_FREE_BYTES:
+        problem = f"{gib(free)} is too little for checkpoints; free some space, or use --output"
+        return Finding(what, text, WRONG, problem)
+    return Finding(what, text)
+
+
+def find_discovery(data: str, federation: str) -> str | None:
+    """Where the federation that DATA lies in is described, or None when it needs none."""
+    try:
+        return parse_target(data, federation).discovery if "://" in data else None
+    except UserError:  # look_at_data says it
+        return None
+
+
+def look_at_federation(discovery: str, timeout_s: float, is_needed: bool) -> Finding:
+    """Whether the federation's discovery answers from here."""
+    host = urlsplit(discovery).netloc
+    try:
+        with urllib.request.urlopen(discovery + DISCOVERY_PATH, timeout=timeout_s) as answer:
+            return Finding("federation", f"{host}: director {parse_discovery(answer.read(), host)}")
+    except (OSError, ValueError) as error:
+        return unreachable(host, str(getattr(error, "reason", error)), is_needed)
+
+
+def unreachable(host: str, why: str, is_needed: bool) -> Finding:
+    """The finding about a federation that does not answer: an error only when DATA needs it."""
+    problem = f"{host} does not answer ({why}); fetch on a node with a network first"
+    level = WRONG if is_needed else OK
+    return Finding("federation", f"{host}: not reachable ({why})", level, problem)

@@ -1,0 +1,57 @@
+"""Validation within a run: of the weights and of their average, and -e, which does nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dataset.errors import UserError
+from train.comm import Comm
+from train.data import Batch
+from train.epoch import check_skipped
+from train.evaluate import Accuracy, evaluate, frozen
+from train.feed import open_validation
+from train.interrupt import Vote
+from train.prepare import Setup
+from train.profile import measure_stage
+from train.step import Trainer
+
+log = logging.getLogger("trainyard")
+
+
+def validate(
+    setup: Setup,
+    trainer: Trainer,
+    comm: Comm,
+    batches: Iterator[Batch],
+    agree: Callable[[float], Vote] = lambda _: Vote.GO_ON,
+) -> tuple[Vote, list[Accuracy]]:
+    """What the ranks agreed on, and the accuracy of the weights and of their average."""
+    if not setup.num_val:
+        return Vote.GO_ON, []
+    models = [frozen(trainer.model)]
+    if trainer.ema:
+        models.append(frozen(trainer.model, trainer.ema.state_dict()))
+    vote, results = evaluate(models, batches, setup.val_share, setup.placement, comm, agree)
+    if results:
+        check_skipped(results[0].skipped, setup.cfg.skip_bad_images)
+    return vote, results
+
+
+def evaluate_only(setup: Setup, trainer: Trainer, comm: Comm, folder: Path | None) -> None:
+    """Prints the accuracy of the trainer's weights."""
+    if not setup.num_val:
+        raise UserError(f"{setup.cfg.data} has no validation images; -e needs val/ or its tar")
+    with measure_stage("evaluate", folder) as stage:
+        _, (result, *_) = validate(setup, trainer, comm, open_validation(setup))
+        stage.extra |= {"images": result.images, "acc1": result.acc1, "acc5": result.acc5}
+    log.info(
+        "acc1 %.3f (%d) acc5 %.3f (%d) of %d images, loss %.4f",
+        result.acc1,
+        result.correct1,
+        result.acc5,
+        result.correct5,
+        result.images,
+        result.loss,
+    )

@@ -1,0 +1,53 @@
+"""Reading the variables of launchers: whole numbers, whole sets, and no contradictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dataset.errors import UserError
+
+
+def read_whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """The variable as a whole number, or the default where it is not set."""
+    if default is not None and name not in env:
+        return default
+    try:
+        return int(env[name])
+    except ValueError:
+        raise UserError(
+            f"{name}={env[name]!r} is not a whole number; unset it or mend it"
+        ) from None
+
+
+def require(env: Mapping[str, str], names: Iterable[str], fix: str) -> None:
+    """Refuses a set of variables of which some are missing."""
+    missing = [name for name in names if name not in env]
+    if missing:
+        present = [name for name in names if name in env] or ["SLURM_STEP_ID"]
+        raise UserError(f"{present[0]} is set but {', '.join(missing)} is not; {fix}")
+
+
+def check_rank(rank_name: str, rank: int, size_name: str, size: int) -> None:
+    """Refuses a rank that its world cannot have."""
+    if not 0 <= rank < size:
+        raise UserError(
+            f"{rank_name}={rank} does not fit {size_name}={size}; use one launcher only"
+        )
+
+
+def check_same(env: Mapping[str, str], name: str, other: str, launcher: str) -> None:
+    """Refuses two variables for one number that differ; the launcher sets the second."""
+    if name in env and other in env and env[name] != env[other]:
+        raise UserError(
+            f"{name}={env[name]} contradicts {other}={env[other]}; let {launcher} set the ranks "
+            f"and unset {name}, or start torchrun inside"
+        )
+
+
+def check_hint(env: Mapping[str, str], name: str, value: int, other: str) -> None:
+    """Refuses a hint of a job file that the launcher contradicts."""
+    if name in env and read_whole(env, name) != value:
+        raise UserError(
+            f"{name}={env[name]} contradicts {other}={value}; unset {name} in the job file or "
+            "make it the number of tasks"
+        )
