@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -13,6 +15,8 @@ from train.launch import Launch
 
 # Set by SLURM and HTCondor when the job was given GPUs.
 GPU_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
+MIN_CHANNELS_LAST_SIZE = 128  # pixels, on a CPU: faster at 224, slower at 64 (benchmarks/step.py)
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
 
 
 def choose_device(wanted: str, launch: Launch, env: Mapping[str, str]) -> torch.device:
@@ -61,6 +65,24 @@ def set_up_math(precision: str, device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_tf32 = allow
         torch.backends.cudnn.allow_tf32 = allow
         torch.backends.cudnn.benchmark = True
+
+
+def prefers_channels_last(device: torch.device, precision: str, image_size: int) -> bool:
+    """Whether the model is faster with the channels innermost, as benchmarks/step.py measured."""
+    if device.type == "cuda":
+        return True
+    return precision != "fp64" and image_size >= MIN_CHANNELS_LAST_SIZE
+
+
+def keep_freed_memory() -> None:
+    """Lets a process that trains on a CPU keep freed activations for the next step.
+
+    Otherwise glibc gives every large block back to the kernel, which clears all its pages again a
+    moment later; benchmarks/step.py has what this brings. Elsewhere than with glibc: nothing.
+    """
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
+        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
+        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def choose_threads(

@@ -149,6 +149,19 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+@torch.no_grad()
+def match_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Lays the loaded buffers out in memory as their parameters are.
+
+    A fused update walks through memory without looking at strides: the momentum of a GPU's
+    checkpoint (channels_last) would otherwise be added to other weights of a model on a CPU.
+    """
+    for param, state in optimizer.state.items():
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.shape == param.shape:
+                state[name] = torch.empty_like(param).copy_(value)
+
+
 def zero_init_last_gamma(model: nn.Module) -> int:
     """The number of residual blocks whose last batch norm now starts at 0; 0 without any."""
     count = 0

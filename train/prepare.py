@@ -18,7 +18,14 @@ from train import checkpoint
 from train.comm import Comm
 from train.config import TrainConfig
 from train.decode import Decoder, choose_decoder
-from train.device import choose_precision, choose_threads, name_device, set_up_math
+from train.device import (
+    choose_precision,
+    choose_threads,
+    keep_freed_memory,
+    name_device,
+    prefers_channels_last,
+    set_up_math,
+)
 from train.launch import Launch
 from train.model import build_model
 from train.optim import zero_init_last_gamma
@@ -107,13 +114,16 @@ def prepare(
     threads, num_workers = choose_threads(cfg.threads, cfg.workers, device, launch)
     torch.set_num_threads(threads)
     set_up_math(precision, device)
+    if device.type == "cpu":
+        keep_freed_memory()
     dataset = None if cfg.dummy else open_together(cfg, launch, comm)
     output = Path(comm.from_main(str(cfg.output or default_output(device, launch))))
     state = find_checkpoint(cfg, output, launch, comm)
     num_train = len(dataset.train) if dataset else DUMMY_TRAIN
     plan = make_plan(cfg, num_train, launch, state)
     recipe = recipe_of(cfg)
-    placement = Placement(device, precision)
+    channels_last = prefers_channels_last(device, precision, cfg.image_size)
+    placement = Placement(device, precision, channels_last)
     decoder = choose_decoder_together(cfg, state, comm)
     setup = Setup(cfg, launch, placement, num_workers, dataset, recipe, output, plan, decoder)
     if cfg.evaluate and not (state or cfg.weights or cfg.pretrained):

@@ -18,7 +18,7 @@ from train.compat import compile_model, make_scaler, wrap_ddp
 from train.data import Batch
 from train.interrupt import Vote
 from train.norm import StepStatistics
-from train.optim import Ema, make_optimizer, set_lr
+from train.optim import Ema, make_optimizer, match_layout, set_lr
 from train.recipe import Recipe, lr_at
 from train.recorder import PhaseClock
 from train.sampler import BatchPlan, derive_key
@@ -29,10 +29,11 @@ AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and in which number format the model computes."""
+    """Where, in which number format and in which memory layout the model computes."""
 
     device: torch.device
     precision: str
+    channels_last: bool = False
 
     @property
     def weights_dtype(self) -> torch.dtype:
@@ -46,13 +47,13 @@ class Placement:
 
     def place_model(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device, self.weights_dtype)
-        if self.device.type == "cuda":
+        if self.channels_last:
             model = model.to(memory_format=torch.channels_last)
         return model
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 images on the device as the model takes them: the order of torchvision's steps."""
-        if self.device.type != "cuda":
+        if not self.channels_last:
             images = images.contiguous()
         return images.to(self.weights_dtype).div_(255).sub_(self._mean).div_(self._std)
 
@@ -207,6 +208,7 @@ class Trainer:
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"the checkpoint is of another arch or optimiser: {reason}") from None
+        match_layout(self.optimizer)
         for group, settings in zip(self.optimizer.param_groups, own, strict=True):
             group.update(settings)
         self.step = state["step"]

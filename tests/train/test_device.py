@@ -15,7 +15,12 @@ import torch
 from dataset.errors import UserError
 from train import cpus, scheduler
 from train.cpus import allowed_cpus, cgroup_cpus, cpus_of_rank
-from train.device import choose_device, choose_precision, choose_threads
+from train.device import (
+    choose_device,
+    choose_precision,
+    choose_threads,
+    prefers_channels_last,
+)
 from train.launch import Job, Launch
 from train.scheduler import (
     describe_slot,
@@ -213,3 +218,11 @@ def test_a_slot_is_described_from_its_ads(tmp_path: Path) -> None:
     assert exits_for_checkpoints(env)
     assert not exits_for_checkpoints({})
     assert not exits_for_checkpoints({"_CONDOR_JOB_AD": str(tmp_path / "gone")})
+
+
+def test_the_memory_layout_follows_what_was_measured() -> None:
+    """Channels innermost on every GPU, and on a CPU for large images in a format that gains."""
+    assert all(prefers_channels_last(torch.device("cuda", 0), "bf16", size) for size in (32, 224))
+    assert prefers_channels_last(CPU, "fp32", 224)
+    assert not prefers_channels_last(CPU, "fp32", 64)
+    assert not prefers_channels_last(CPU, "fp64", 224)  # torch computes float64 without oneDNN

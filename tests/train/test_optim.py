@@ -13,7 +13,15 @@ import torchvision
 from torch import nn
 
 from dataset.errors import UserError
-from train.optim import EMA_BATCH, Ema, Lars, make_optimizer, set_lr, zero_init_last_gamma
+from train.optim import (
+    EMA_BATCH,
+    Ema,
+    Lars,
+    make_optimizer,
+    match_layout,
+    set_lr,
+    zero_init_last_gamma,
+)
 from train.recipe import Recipe, lr_at, resolve_recipe
 
 
@@ -157,6 +165,26 @@ def test_a_saved_optimizer_continues_bit_for_bit(name: str) -> None:
             o.step()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("name", ["reference", "lars"])
+def test_momentum_in_another_memory_layout_is_added_to_the_right_weights(name: str) -> None:
+    """A checkpoint of a GPU is channels_last; fused updates do not look at strides."""
+    recipe = resolve_recipe(name, 4096, 90, {"lr": 0.5})
+    first, second = small_model(), small_model().to(memory_format=torch.channels_last)
+    optimizers = [make_optimizer(model, recipe) for model in (first, second)]
+    give_gradients(second, 0)
+    optimizers[1].step()
+    saved = copy.deepcopy((second.state_dict(), optimizers[1].state_dict()))
+    for model, optimizer in zip((first, second), optimizers, strict=True):
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(copy.deepcopy(saved[1]))
+        match_layout(optimizer)
+        give_gradients(model, 1)
+        optimizer.step()
+    assert first[0].weight.stride() != second[0].weight.stride()
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch < 2.3 scales on CUDA only")
