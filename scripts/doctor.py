@@ -20,6 +20,7 @@ from train.launch import Launch, detect_launch
 from train.supplies import (
     find_discovery,
     look_at_data,
+    look_at_decoder,
     look_at_federation,
     look_at_space,
     unreachable,
@@ -72,7 +73,7 @@ def examine(args: argparse.Namespace, launch: Launch | UserError) -> list[Findin
         findings.append(look_at_master(launch, ask_slurm=torch is not None))
     local_rank = 0 if isinstance(launch, UserError) else launch.local_rank
     findings += [look_at_job(os.environ), look_at_cpus(os.environ), look_at_memory(), *packages]
-    findings.append(look_at_gpus(os.environ, torch, local_rank))
+    findings += [look_at_gpus(os.environ, torch, local_rank), look_at_decoder()]
     if args.data:
         findings.append(look_at_data(args.data))
     findings.append(look_at_space(args.output, "space"))

@@ -87,6 +87,19 @@ def _describe_folder(folder: Path) -> Finding:
     return Finding("data", text)
 
 
+def look_at_decoder() -> Finding:
+    """Which JPEG decoder the loader will use."""
+    try:
+        from train.jpeg import HINT, library_path, load_kernel
+    except ImportError as error:
+        return Finding("decoder", f"unknown; {error.name} is needed to say more")
+    if load_kernel() is not None:
+        return Finding("decoder", f"the JPEG kernel in threads, {library_path().name}")
+    text = "Pillow in worker processes; the JPEG kernel is not built, or cannot be loaded"
+    problem = f"Pillow decodes more slowly than the JPEG kernel; {HINT}"
+    return Finding("decoder", text, NOTE, f"{problem} and run python -m train.jpeg")
+
+
 def look_at_space(folder: Path, what: str) -> Finding:
     """Free space where something will be written, at the nearest folder that exists."""
     place = folder.absolute()

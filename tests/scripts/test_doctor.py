@@ -44,6 +44,7 @@ def test_a_healthy_shell_exits_zero_and_says_why(tmp_path: Path) -> None:
     assert "launcher    single, because no launcher's variables are set" in done.stdout
     assert "no scheduler here: not a login node" in done.stdout
     assert "torch 2." in done.stdout
+    assert "decoder     the JPEG kernel" in done.stdout or "decoder     Pillow" in done.stdout
     assert done.stdout.endswith("nothing is wrong here\n")
 
 
