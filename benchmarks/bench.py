@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+Table = tuple[str, list[str], list[list[str]]]  # title, header, rows
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "run_results" / "benchmarks"
 CACHE = ROOT / ".cache" / "benchmarks"
@@ -29,6 +31,18 @@ def interleave(cases: dict[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 def median(values: list[float]) -> float:
     return statistics.median(values)
+
+
+def median_ratio(above: list[float], below: list[float]) -> float:
+    """The median over the rounds of above / below: neighbours in time are compared."""
+    return median([a / b for a, b in zip(above, below, strict=True)])
+
+
+def make_parser(text: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark: its help is the text at the top of its file, example included."""
+    return argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def make_data(classes: int, train_per_class: int, val_per_class: int, size: str) -> Path:
@@ -52,11 +66,13 @@ def run_script(name: str, *arguments: str) -> None:
 
 def print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
     """A Markdown table on standard output."""
-    print(f"\n{title}\n")
-    print("| " + " | ".join(header) + " |")
-    print("|" + "---|" * len(header))
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
+    print("\n" + format_table(title, header, rows))
+
+
+def format_table(title: str, header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table under its title."""
+    lines = [title, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def write_result(name: str, result: dict[str, Any]) -> Path:

@@ -1,0 +1,178 @@
+"""What does an epoch cost beside its steps? Ours against pytorch/examples' loop, on real images.
+
+    python benchmarks/epoch_overhead.py --rounds 3
+
+The fixed cost of an epoch is its wall time minus its steps of training and of validation, each at
+the median of its kind: starting loaders, the first batches, the checkpoint (200 MB for resnet50 and
+its momentum), the records. Both loops have the same images, batch, threads and workers; the time
+goes from the first step of an epoch to the first of the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks.bench import (
+    CACHE,
+    Table,
+    interleave,
+    make_data,
+    make_parser,
+    median,
+    print_table,
+    write_result,
+)
+from benchmarks.held import Case, Held
+from benchmarks.reference import ReferenceLoop, make_loader, run_epochs
+from dataset.errors import run_command
+from train import evaluate
+from train.cpus import HUGE_PAGES
+from train.run import main as train
+from train.step import Trainer
+
+ARCH, SIZE, BATCH, THREADS, WORKERS = "resnet50", 64, 16, 1, 1
+CLASSES, TRAIN_PER_CLASS, VAL_PER_CLASS = 8, 32, 16  # 16 steps and 8 batches of validation
+REFERENCE, OURS = "reference loop", "ours"
+WANTED = 0.25
+Marks = list[tuple[str, float]]  # what ended, and when
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4, help="a round; the last is not counted")
+    args = parser.parse_args()
+    data = make_data(CLASSES, TRAIN_PER_CLASS, VAL_PER_CLASS, "500x375")
+    costs: dict[str, list[dict[str, float]]] = {REFERENCE: [], OURS: []}
+    makers = {REFERENCE: make_reference, OURS: make_ours}
+    cases = {
+        name: partial(measure, make, data, args.epochs, costs[name])
+        for name, make in makers.items()
+    }
+    interleave(cases, args.rounds)
+    result: dict[str, Any] = {"arch": ARCH, "image_size": SIZE, "batch": BATCH, "wanted": WANTED}
+    result |= {"rounds": args.rounds, "epochs": costs}
+    for table in tables(result):
+        print_table(*table)
+    print("\nwritten to", write_result("epoch_overhead", result))
+    return 0
+
+
+def measure(
+    make: Callable[..., Case], data: Path, epochs: int, costs: list[dict[str, float]]
+) -> float:
+    """Runs some epochs in a new process; the median of their fixed costs, in seconds."""
+    held = Held(make, data, epochs, env={HUGE_PAGES: "1" if make is make_ours else "0"})
+    try:
+        found = fixed_costs(held.ask("run"))
+    finally:
+        held.close()
+    costs += found
+    return median([cost["fixed_s"] for cost in found])
+
+
+def fixed_costs(marks: Marks) -> list[dict[str, float]]:
+    """Of every epoch that another follows: its wall time, its steps, and what is left."""
+    gaps: dict[str, list[float]] = {"train": [], "val": []}
+    begins = []
+    for (kind, end_s), (previous, before_s) in zip(marks, [("", 0.0), *marks], strict=False):
+        if kind == previous:
+            gaps[kind].append(end_s - before_s)
+        elif kind == "train":
+            begins.append(end_s)
+    step_s = {kind: median(seconds) for kind, seconds in gaps.items()}
+    costs = []
+    for begin_s, end_s in itertools.pairwise(begins):
+        kinds = [kind for kind, at_s in marks if begin_s < at_s <= end_s]
+        steps_s = sum(step_s[kind] for kind in kinds)
+        wall_s = end_s - begin_s
+        costs.append({"wall_s": wall_s, "steps_s": steps_s, "fixed_s": wall_s - steps_s})
+    return costs
+
+
+def make_ours(data: Path, epochs: int) -> Case:
+    """Runs in a process of its own: `python -m train`, with a mark after each step."""
+    marks: Marks = []
+
+    def marking(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            answer = call(*args, **kwargs)
+            marks.append((kind, time.perf_counter()))
+            return answer
+
+        return marked
+
+    def run(_what: str) -> Marks:
+        argv = [str(data), "-a", ARCH, "-b", str(BATCH), "--image-size", str(SIZE)]
+        argv += ["--epochs", str(epochs), "-j", str(WORKERS), "--threads", str(THREADS)]
+        argv += ["--device", "cpu", "--recipe", "reference", "--lr", str(0.1 * BATCH / 256)]
+        argv += ["--output", str(empty_folder())]
+        with (
+            mock.patch.object(Trainer, "run_step", marking("train", Trainer.run_step)),
+            mock.patch.object(evaluate, "_add_batch", marking("val", evaluate._add_batch)),
+            mock.patch.object(sys, "stdout", sys.stderr),
+        ):
+            code = train(argv)
+        assert code == 0, code
+        return marks
+
+    return run
+
+
+def make_reference(data: Path, epochs: int) -> Case:
+    """Runs in a process of its own: the reference loop, with a mark after each step."""
+    torch.set_num_threads(THREADS)
+    marks: Marks = []
+
+    def run(_what: str) -> Marks:
+        loop = ReferenceLoop(ARCH, CLASSES, lr=0.1 * BATCH / 256)
+        loaders = {s: make_loader(data, s, SIZE, BATCH, WORKERS) for s in ("train", "val")}
+        mark = lambda kind: marks.append((kind, time.perf_counter()))  # noqa: E731
+        run_epochs(loop, loaders, epochs, empty_folder(), mark)
+        return marks
+
+    return run
+
+
+def empty_folder() -> Path:
+    """Where a run writes its checkpoints: on the same disk for both loops."""
+    folder = CACHE / "epoch_overhead"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The parts of an epoch, and our fixed cost against the reference's."""
+    fixed = {
+        name: median([epoch["fixed_s"] for epoch in epochs])
+        for name, epochs in result["epochs"].items()
+    }
+    rows = []
+    for name, epochs in result["epochs"].items():
+        steps_s = median([epoch["steps_s"] for epoch in epochs])
+        ratio = f"{fixed[name] / fixed[REFERENCE]:.2f}"
+        wanted = f"at most {result['wanted']}" if name == OURS else ""
+        rows.append([name, f"{steps_s:.2f}", f"{fixed[name]:.2f}", ratio, wanted])
+    title = (
+        f"{result['arch']} at {result['image_size']} px, batch {result['batch']}, "
+        f"{THREADS} thread and {WORKERS} worker, median of {len(epochs)} epochs"
+    )
+    header = ["loop", "steps of an epoch, s", "fixed cost, s", "against the reference", "wanted"]
+    return [(title, header, rows)]
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,48 @@
+"""The tables of docs/performance.md, made from the JSON files of the trainer's benchmarks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import ddp, epoch_overhead, loader, memory, step, time_to_first_step
+from benchmarks.bench import RESULTS, ROOT, Table, format_table
+from benchmarks.extract_doc import fill
+
+DOC = ROOT / "docs" / "performance.md"
+MAKERS: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
+    "loader": loader.tables,
+    "step": step.tables,
+    "ddp": ddp.tables,
+    "epoch_overhead": epoch_overhead.tables,
+    "time_to_first_step": time_to_first_step.tables,
+    "memory": memory.tables,
+}
+
+
+def make_part(name: str, result: dict[str, Any]) -> str:
+    """The tables of a benchmark, what they were measured on, and the command."""
+    machine = result["machine"]
+    parts = [format_table(*table) for table in MAKERS[name](result)]
+    if name == "time_to_first_step":
+        parts.append(time_to_first_step.name_largest(result))
+    where = f"{machine['cpus']} cores of {machine['processor']}"
+    return "\n\n".join([*parts, f"Measured on {where} with `python benchmarks/{name}.py`."])
+
+
+def make_doc(text: str) -> str:
+    """docs/performance.md with the tables of the JSON files that are there."""
+    for name in MAKERS:
+        path = RESULTS / f"{name}.json"
+        if path.exists():
+            text = fill(text, name, make_part(name, json.loads(path.read_text())))
+    return text
+
+
+if __name__ == "__main__":
+    DOC.write_text(make_doc(DOC.read_text()))

@@ -1,0 +1,139 @@
+"""How long from `python -m train` to the first optimiser step, from a folder and from a tar?
+
+    python benchmarks/time_to_first_step.py --rounds 3
+
+resnet50 at 224 px, 8 images, two threads, a warm page cache. Python itself says how long imports
+take (PYTHONPROFILEIMPORTTIME); then comes the preparation (data, index, model, records), until the
+trainer says that it starts, then the first batch and step.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.bench import (
+    CACHE,
+    ROOT,
+    Table,
+    interleave,
+    make_data,
+    make_parser,
+    median,
+    median_ratio,
+    print_table,
+    write_result,
+)
+from dataset.errors import run_command
+
+ARCH, BATCH = "resnet50", 8
+STARTS, STEPPED = " ranks (", "step 1/"  # in the trainer's lines
+USUAL = "tar with index"
+PARTS = ("imports", "preparation", "first batch and step")
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--images-per-class", type=int, default=160, help="of 8 classes")
+    args = parser.parse_args()
+    folder = make_data(8, args.images_per_class, args.images_per_class // 2, "500x375")
+    tar = folder / "ILSVRC2012_img_train.tar"
+    parts: dict[str, list[list[float]]] = {}
+    cases = {}
+    for name, data in (("folder", folder), (USUAL, tar), ("tar without index", tar)):
+        parts[name] = []
+        cases[name] = partial(time_start, data, "without" not in name, parts[name])
+    time_start(tar, True, [])  # makes the index, and warms the caches
+    interleave(cases, args.rounds)
+    result: dict[str, Any] = {"arch": ARCH, "batch": BATCH, "rounds": args.rounds}
+    result |= {"images": 12 * args.images_per_class, "parts_s": parts}
+    for table in tables(result):
+        print_table(*table)
+    print("\n" + name_largest(result))
+    print("\nwritten to", write_result("time_to_first_step", result))
+    return 0
+
+
+def time_start(data: Path, has_index: bool, parts: list[list[float]]) -> float:
+    """Seconds to the line of the first step; the run is then ended."""
+    if not has_index:
+        for index in data.parent.glob("*.index"):
+            index.unlink()
+    output = CACHE / "time_to_first_step"
+    shutil.rmtree(output, ignore_errors=True)
+    command = [sys.executable, "-m", "train", str(data), "-a", ARCH, "-b", str(BATCH), "-p", "1"]
+    command += ["-j", "1", "--threads", "2", "--device", "cpu", "--output", str(output)]
+    env = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    marks_s = [time.perf_counter()]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, env=env
+        ) as run,
+    ):
+        assert run.stdout is not None
+        for line in run.stdout:
+            if (STARTS, STEPPED)[len(marks_s) - 1] in line:
+                marks_s.append(time.perf_counter())
+            if len(marks_s) == 3:
+                break
+        run.kill()
+        errors.seek(0)
+        log = errors.read()
+    if len(marks_s) < 3:
+        raise RuntimeError(f"no first step: {' '.join(command)}\n{log[-2000:]}")
+    imports_s = seconds_of_import(log, "train.run")
+    start_s, step_s = marks_s[1] - marks_s[0], marks_s[2] - marks_s[1]
+    parts.append([imports_s, start_s - imports_s, step_s])
+    return start_s + step_s
+
+
+def seconds_of_import(log: str, module: str) -> float:
+    """What Python said of a module and all that it imports."""
+    found = re.search(rf"import time: +\d+ \| +(\d+) \| +{re.escape(module)}$", log, re.MULTILINE)
+    assert found, log[-2000:]
+    return int(found[1]) / 1e6
+
+
+def parts_of(result: dict[str, Any], name: str) -> list[float]:
+    """The median seconds of PARTS."""
+    return [median(list(column)) for column in zip(*result["parts_s"][name], strict=True)]
+
+
+def name_largest(result: dict[str, Any]) -> str:
+    """What dominates, of the usual way: a tar with its index."""
+    parts = dict(zip(PARTS, parts_of(result, USUAL), strict=True))
+    largest = max(parts, key=parts.__getitem__)
+    share = parts[largest] / sum(parts.values())
+    return f"What dominates: {largest}, {share:.0%} of the start from a tar with an index."
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """Seconds to the first step by source, and their parts."""
+    totals_s = {name: [sum(parts) for parts in runs] for name, runs in result["parts_s"].items()}
+    rows = []
+    for name, seconds in totals_s.items():
+        ratio = f"{median_ratio(seconds, totals_s['folder']):.2f}x"
+        parts = [f"{part_s:.2f}" for part_s in parts_of(result, name)]
+        rows.append([name, f"{median(seconds):.2f}", ratio, *parts])
+    title = (
+        f"{result['arch']} at 224 px, batch {result['batch']}, {result['images']} images, "
+        f"median of {result['rounds']} rounds"
+    )
+    header = ["source", "s to the first step", "against the folder", *[f"{p}, s" for p in PARTS]]
+    return [(title, header, rows)]
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

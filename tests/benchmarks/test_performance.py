@@ -1,0 +1,78 @@
+"""The arithmetic of the trainer's benchmarks, and the tables that docs/performance.md shows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks import ddp, epoch_overhead, memory, step, time_to_first_step
+from benchmarks.bench import format_table, median_ratio
+from benchmarks.performance_doc import DOC, MAKERS
+from train.cpus import HUGE_PAGES
+
+
+def test_a_ratio_compares_neighbours_in_time() -> None:
+    """A minute that is ten times slower for both does not change it."""
+    assert median_ratio([2.0, 20.0, 2.2], [1.0, 10.0, 1.0]) == 2.0
+
+
+def test_the_fixed_cost_is_what_an_epoch_has_beside_its_steps() -> None:
+    """Steps of 1 s, validation of 0.5 s; 3 s are lost before it and 4 s before the next epoch."""
+    marks, now_s = [], 100.0
+    for _ in range(3):
+        now_s += 3.0  # on top of the first step's own second
+        for kind, count, step_s, late_s in (("train", 6, 1.0, 0.0), ("val", 4, 0.5, 4.0)):
+            now_s += late_s
+            for _ in range(count):
+                now_s += step_s
+                marks.append((kind, now_s))
+    costs = epoch_overhead.fixed_costs(marks)
+    assert len(costs) == 2  # the last epoch has no next one
+    assert [cost["fixed_s"] for cost in costs] == pytest.approx([7.0, 7.0])
+    assert [cost["steps_s"] for cost in costs] == pytest.approx([8.0, 8.0])
+
+
+def test_growth_leaves_out_the_first_quarter_and_sees_a_leak() -> None:
+    flat = [10.0] * 5 + [100.0] * 15
+    assert memory.growth(flat) == 1.0
+    leak = [100.0 + 2 * epoch for epoch in range(20)]
+    assert (memory.growth(leak) or 0) > memory.WANTED
+    assert memory.growth([0.0] * 20) is None  # no workers
+
+
+def test_two_ranks_are_wanted_to_be_no_worse_than_the_references() -> None:
+    ways = (ddp.SYNCED, ddp.APART, ddp.ALONE)
+    seconds = {f"ours: {way}": [1.0] for way in ways}
+    seconds |= {f"reference: {way}": [1.0] for way in ways}
+    seconds[f"reference: {ddp.SYNCED}"] = [1.0 / 0.95]
+    result = {"arch": "x", "batch_per_rank": 8, "rounds": 1, "wanted": 0.92, "seconds": seconds}
+    [(_, _, rows)] = ddp.tables(result)
+    assert rows[0][2:] == ["100.0%", "at least 95.0%"]
+
+
+@pytest.mark.parametrize(("task", "other"), zip(step.TASKS, ("without", "with"), strict=True))
+def test_each_way_of_the_step_turns_one_measure(task: step.Task, other: str) -> None:
+    ways = step.name_ways(task, use_compile=True)
+    own = ways[step.OURS]
+    assert f"ours {other} channels_last" in ways
+    for name, measures in ways.items():
+        if name not in (step.REFERENCE, step.OURS):
+            assert len(vars(own).items() - vars(measures).items()) == 1
+
+
+def test_the_page_has_a_place_for_every_table() -> None:
+    text = DOC.read_text()
+    assert re.findall(r"<!-- begin: (\w+) -->", text) == list(MAKERS)
+    assert re.findall(r"<!-- end: (\w+) -->", text) == list(MAKERS)
+    assert HUGE_PAGES in text
+
+
+def test_a_table_is_markdown_under_its_title() -> None:
+    assert format_table("T", ["a", "b"], [["1", "2"]]) == "T\n\n| a | b |\n|---|---|\n| 1 | 2 |"
+
+
+def test_the_imports_are_read_from_what_python_says() -> None:
+    log = "import time:       100 |        200 |   train.runner\n"
+    log += "import time:     12345 |    3400000 | train.run\nimport time: 1 | 2 | other\n"
+    assert time_to_first_step.seconds_of_import(log, "train.run") == 3.4
