@@ -67,15 +67,18 @@ def _chain(pread: Pread, position: int, limit: int, stop: int) -> tuple[list[byt
     """Up to `limit` headers before `stop`, each found by the size in the one before; the sizes."""
     headers: list[bytes] = []
     sizes: list[int] = []
+    add_header, add_size = headers.append, sizes.append
     try:
-        while len(headers) < limit and position < stop:
+        for _ in range(limit):
+            if position >= stop:
+                break
             header = pread(BLOCK, position)
+            size = int(header[124:135], 8)
             if header[156] not in _REGULAR:
                 break
-            size = int(header[124:135], 8)
             position += (size + 1023) & -512
-            headers.append(header)
-            sizes.append(size)
+            add_header(header)
+            add_size(size)
     except (ValueError, IndexError):
         pass  # the end marker, a size in base 256, the end of the file
     return headers, sizes
@@ -108,7 +111,7 @@ def _have_right_sums(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
     The sum counts its own field as spaces. Other spellings of it are left to check_header.
     """
-    sums = matrix.sum(axis=1, dtype=np.int64) - matrix[:, 148:156].sum(axis=1, dtype=np.int64)
+    sums = matrix.sum(axis=1, dtype=np.int32) - matrix[:, 148:156].sum(axis=1, dtype=np.int32)
     stored = (matrix[:, 148:154].astype(np.int64) - ord("0")) @ _OCTAL
     right: npt.NDArray[np.bool_] = sums + 8 * ord(" ") == stored
     return right
