@@ -51,7 +51,7 @@ def test_two_ranks_are_wanted_to_be_no_worse_than_the_references() -> None:
     assert rows[0][2:] == ["100.0%", "at least 95.0%"]
 
 
-@pytest.mark.parametrize(("task", "other"), zip(step.TASKS, ("without", "with"), strict=True))
+@pytest.mark.parametrize(("task", "other"), list(zip(step.TASKS, ("without", "with"), strict=True)))
 def test_each_way_of_the_step_turns_one_measure(task: step.Task, other: str) -> None:
     ways = step.name_ways(task, use_compile=True)
     own = ways[step.OURS]
