@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,13 +104,26 @@ def test_port_that_is_taken_is_named_with_a_way_out() -> None:
     wait_until_free(port, patience_s=0)
 
 
+def wait_until_kept(cache: str) -> None:
+    """Waits until the cache has written what it answers from its memory, and says so of itself."""
+    end_s = time.monotonic() + 10
+    while time.monotonic() < end_s:
+        files = [path for path in Path(cache).rglob("x*") if path.name in ("x", "x.cinfo")]
+        if len(files) >= 2 and all(path.stat().st_blocks for path in files):
+            break
+        time.sleep(0.05)
+    time.sleep(0.5)
+
+
 def test_stopped_cache_breaks_connections_and_comes_back_with_its_data() -> None:
     program = (
         "from tests.cluster.osdf.client import request\n"
+        "from tests.cluster.osdf.test_service import wait_until_kept\n"
         "import http.client\n"
         "service.up()\n"
         "url = service.CACHE_HTTP_URLS[1] + service.put('x', b'content')\n"
         "assert request(url).content == b'content'\n"
+        f"wait_until_kept({str(FOLDER / 'cache2')!r})\n"
         "service.stop_server('cache2')\n"
         "try:\n    request(url)\nexcept http.client.RemoteDisconnected:\n    print('broken')\n"
         "service.start_server('cache2')\n"
