@@ -252,6 +252,7 @@ def train_missing(task: Task, path: Path, limit: int | None, num_jobs: int) -> N
     kept = [r for r in kept if r["task"] == fingerprint(task, plans[r["plan"]])]
     have = {(r["plan"], int(r["seed"])) for r in kept}
     missing = [(p, s) for s in SEEDS for p in plans.values() if (p.name, s) not in have]
+    missing.sort(key=lambda run: run[0].times > 16)  # first what a figure is asked of
     log.info("%d runs on record in %s, %d to train", len(have), path, len(missing))
     if not missing[:limit]:
         return
