@@ -46,7 +46,6 @@ from benchmarks.ours import (
 from benchmarks.reference import ReferenceLoop
 from dataset.errors import run_command
 from train.comm import Comm
-from train.cpus import HUGE_PAGES
 from train.device import keep_freed_memory
 from train.interrupt import Interrupt
 from train.launch import detect_launch
@@ -63,8 +62,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1, help="a round and a way")
     args = parser.parse_args()
     groups = {
-        "ours": start_ranks(make_ours, args.steps, huge_pages=True),
-        "reference": start_ranks(make_reference, args.steps, huge_pages=False),
+        "ours": start_ranks(make_ours, args.steps),
+        "reference": start_ranks(make_reference, args.steps),
     }
     try:
         values = measure(groups, args.rounds)
@@ -91,15 +90,20 @@ def measure(groups: dict[str, list[Held]], rounds: int) -> dict[str, list[float]
     return interleave(cases, rounds)
 
 
-def start_ranks(make: Callable[..., Case], steps: int, huge_pages: bool) -> list[Held]:
+def start_ranks(make: Callable[..., Case], steps: int) -> list[Held]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = []
     for rank in range(WORLD):
-        env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": WORLD}
+        env: dict[str, Any] = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": WORLD,
+            "LOCAL_WORLD_SIZE": WORLD,
+        }
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-        env |= {"GLOO_SOCKET_IFNAME": "lo", HUGE_PAGES: int(huge_pages)}
+        env["GLOO_SOCKET_IFNAME"] = "lo"
         group.append(Held(make, steps, env={name: str(value) for name, value in env.items()}))
     return group
 

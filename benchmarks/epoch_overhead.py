@@ -5,7 +5,8 @@
 The fixed cost of an epoch is its wall time minus its steps of training and of validation, each at
 the median of its kind: starting loaders, the first batches, the checkpoint (200 MB for resnet50 and
 its momentum), the records. Both loops have the same images, batch, threads and workers; the time
-goes from the first step of an epoch to the first of the next.
+goes from the first step of an epoch to the first of the next. The images are small, 32 px, so that
+the steps are short and their own ups and downs do not cover what is looked for.
 """
 
 from __future__ import annotations
@@ -38,11 +39,10 @@ from benchmarks.held import Case, Held
 from benchmarks.reference import ReferenceLoop, make_loader, run_epochs
 from dataset.errors import run_command
 from train import evaluate
-from train.cpus import HUGE_PAGES
 from train.run import main as train
 from train.step import Trainer
 
-ARCH, SIZE, BATCH, THREADS, WORKERS = "resnet50", 64, 16, 1, 1
+ARCH, SIZE, BATCH, THREADS, WORKERS = "resnet50", 32, 16, 1, 1
 CLASSES, TRAIN_PER_CLASS, VAL_PER_CLASS = 8, 32, 16  # 16 steps and 8 batches of validation
 REFERENCE, OURS = "reference loop", "ours"
 WANTED = 0.25
@@ -52,54 +52,53 @@ Marks = list[tuple[str, float]]  # what ended, and when
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=4, help="a round; the last is not counted")
+    parser.add_argument("--epochs", type=int, default=6, help="a round; the last is not counted")
     args = parser.parse_args()
     data = make_data(CLASSES, TRAIN_PER_CLASS, VAL_PER_CLASS, "500x375")
-    costs: dict[str, list[dict[str, float]]] = {REFERENCE: [], OURS: []}
-    makers = {REFERENCE: make_reference, OURS: make_ours}
     cases = {
-        name: partial(measure, make, data, args.epochs, costs[name])
-        for name, make in makers.items()
+        REFERENCE: partial(measure, make_reference, data, args.epochs),
+        OURS: partial(measure, make_ours, data, args.epochs),
     }
-    interleave(cases, args.rounds)
+    runs = interleave(cases, args.rounds)
     result: dict[str, Any] = {"arch": ARCH, "image_size": SIZE, "batch": BATCH, "wanted": WANTED}
-    result |= {"rounds": args.rounds, "epochs": costs}
+    result["rounds"] = args.rounds
+    result["epochs"] = {
+        name: [cost for run in found for cost in run] for name, found in runs.items()
+    }
     for table in tables(result):
         print_table(*table)
     print("\nwritten to", write_result("epoch_overhead", result))
     return 0
 
 
-def measure(
-    make: Callable[..., Case], data: Path, epochs: int, costs: list[dict[str, float]]
-) -> float:
-    """Runs some epochs in a new process; the median of their fixed costs, in seconds."""
-    held = Held(make, data, epochs, env={HUGE_PAGES: "1" if make is make_ours else "0"})
+def measure(make: Callable[..., Case], data: Path, epochs: int) -> list[dict[str, float]]:
+    """The fixed costs of some epochs that ran in a new process."""
+    held = Held(make, data, epochs)
     try:
-        found = fixed_costs(held.ask("run"))
+        return fixed_costs(held.ask("run"))
     finally:
         held.close()
-    costs += found
-    return median([cost["fixed_s"] for cost in found])
 
 
 def fixed_costs(marks: Marks) -> list[dict[str, float]]:
     """Of every epoch that another follows: its wall time, its steps, and what is left."""
+    first = [
+        number
+        for number, (kind, _) in enumerate(marks)
+        if kind == "train" and (number == 0 or marks[number - 1][0] == "val")
+    ]
+    return [_fixed_cost(marks[begin : end + 1]) for begin, end in itertools.pairwise(first)]
+
+
+def _fixed_cost(marks: Marks) -> dict[str, float]:
+    """Of one epoch, from its first step to the first of the next; its own medians are used."""
     gaps: dict[str, list[float]] = {"train": [], "val": []}
-    begins = []
-    for (kind, end_s), (previous, before_s) in zip(marks, [("", 0.0), *marks], strict=False):
-        if kind == previous:
+    for (before, before_s), (kind, end_s) in itertools.pairwise(marks):
+        if kind == before:
             gaps[kind].append(end_s - before_s)
-        elif kind == "train":
-            begins.append(end_s)
-    step_s = {kind: median(seconds) for kind, seconds in gaps.items()}
-    costs = []
-    for begin_s, end_s in itertools.pairwise(begins):
-        kinds = [kind for kind, at_s in marks if begin_s < at_s <= end_s]
-        steps_s = sum(step_s[kind] for kind in kinds)
-        wall_s = end_s - begin_s
-        costs.append({"wall_s": wall_s, "steps_s": steps_s, "fixed_s": wall_s - steps_s})
-    return costs
+    wall_s = marks[-1][1] - marks[0][1]
+    steps_s = sum(median(gaps[kind]) for kind, _ in marks[1:])
+    return {"wall_s": wall_s, "steps_s": steps_s, "fixed_s": wall_s - steps_s}
 
 
 def make_ours(data: Path, epochs: int) -> Case:

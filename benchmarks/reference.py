@@ -124,7 +124,14 @@ def make_loader(root: Path, split: str, size: int, batch: int, workers: int) -> 
     """ImageFolder, Pillow and torchvision's transforms in worker processes."""
     images = torchvision.datasets.ImageFolder(str(root / split), pil_steps(split, size))
     is_train = split == "train"
-    return DataLoader(images, batch, shuffle=is_train, num_workers=workers, drop_last=is_train)
+    return DataLoader(
+        images,
+        batch,
+        shuffle=is_train,
+        num_workers=workers,
+        drop_last=is_train,
+        multiprocessing_context="fork",  # as where pytorch/examples runs; benchmarks/held.py spawns
+    )
 
 
 def run_epochs(

@@ -44,7 +44,6 @@ from benchmarks.ours import (
 from benchmarks.reference import ReferenceLoop
 from dataset.errors import run_command
 from train.comm import Comm
-from train.cpus import HUGE_PAGES
 from train.device import keep_freed_memory, prefers_channels_last
 from train.launch import detect_launch
 
@@ -58,7 +57,6 @@ class Measures:
 
     channels_last: bool
     kept_memory: bool = True
-    huge_pages: bool = True
     fused: bool = True
     compile: bool = False
 
@@ -99,7 +97,6 @@ def name_ways(task: Task, use_compile: bool) -> dict[str, Measures | None]:
     ways: dict[str, Measures | None] = {REFERENCE: None, OURS: own}
     ways[f"{OURS} {other}"] = replace(own, channels_last=not own.channels_last)
     ways[f"{OURS} without kept memory"] = replace(own, kept_memory=False)
-    ways[f"{OURS} without huge pages"] = replace(own, huge_pages=False)
     ways[f"{OURS} without the fused optimiser"] = replace(own, fused=False)
     if use_compile:
         ways[f"{OURS} with --compile"] = replace(own, compile=True)
@@ -113,8 +110,7 @@ def measure(
     held: dict[str, Held] = {}
     try:
         for name, measures in ways.items():
-            env = {HUGE_PAGES: "1" if measures and measures.huge_pages else "0"}
-            held[name] = Held(make_case, task, measures, threads, env=env)
+            held[name] = Held(make_case, task, measures, threads)
         for process in held.values():
             process.ask("warm up")
             process.ask("warm up")

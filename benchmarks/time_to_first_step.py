@@ -49,15 +49,14 @@ def main() -> int:
     args = parser.parse_args()
     folder = make_data(8, args.images_per_class, args.images_per_class // 2, "500x375")
     tar = folder / "ILSVRC2012_img_train.tar"
-    parts: dict[str, list[list[float]]] = {}
-    cases = {}
-    for name, data in (("folder", folder), (USUAL, tar), ("tar without index", tar)):
-        parts[name] = []
-        cases[name] = partial(time_start, data, "without" not in name, parts[name])
-    time_start(tar, True, [])  # makes the index, and warms the caches
-    interleave(cases, args.rounds)
+    cases = {
+        "folder": partial(time_start, folder, True),
+        USUAL: partial(time_start, tar, True),
+        "tar without index": partial(time_start, tar, False),
+    }
+    time_start(tar, True)  # warms the caches
     result: dict[str, Any] = {"arch": ARCH, "batch": BATCH, "rounds": args.rounds}
-    result |= {"images": 12 * args.images_per_class, "parts_s": parts}
+    result |= {"images": 12 * args.images_per_class, "parts_s": interleave(cases, args.rounds)}
     for table in tables(result):
         print_table(*table)
     print("\n" + name_largest(result))
@@ -65,8 +64,8 @@ def main() -> int:
     return 0
 
 
-def time_start(data: Path, has_index: bool, parts: list[list[float]]) -> float:
-    """Seconds to the line of the first step; the run is then ended."""
+def time_start(data: Path, has_index: bool) -> list[float]:
+    """Seconds of PARTS, to the line of the first step; the run is then ended."""
     if not has_index:
         for index in data.parent.glob("*.index"):
             index.unlink()
@@ -95,8 +94,7 @@ def time_start(data: Path, has_index: bool, parts: list[list[float]]) -> float:
         raise RuntimeError(f"no first step: {' '.join(command)}\n{log[-2000:]}")
     imports_s = seconds_of_import(log, "train.run")
     start_s, step_s = marks_s[1] - marks_s[0], marks_s[2] - marks_s[1]
-    parts.append([imports_s, start_s - imports_s, step_s])
-    return start_s + step_s
+    return [imports_s, start_s - imports_s, step_s]
 
 
 def seconds_of_import(log: str, module: str) -> float:

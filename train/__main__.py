@@ -5,12 +5,10 @@ import signal
 import sys
 
 from dataset.errors import run_command
-from train.cpus import HUGE_PAGES
 
 # HTCondor sets it to the slot's CPUs. With 1, seen on a pool, the first backward pass never ends:
 # torch runs it in a second thread, to which libgomp grants none.
 os.environ.pop("OMP_THREAD_LIMIT", None)
-os.environ.setdefault(HUGE_PAGES, "1")
 # SLURM may warn while torch is still imported, which would kill the rank: the warning waits until
 # train.interrupt takes it.
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})

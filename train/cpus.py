@@ -7,10 +7,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# Read by torch at its first allocation: large blocks of host memory in pages of 2 MB, of which
-# the kernel has to hand out and clear fewer (benchmarks/step.py).
-HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-
 
 def allowed_cpus(env: Mapping[str, str]) -> int:
     """Cores by affinity, cgroup quota and SLURM_CPUS_PER_TASK, whichever is least."""

@@ -53,17 +53,27 @@ class Placement:
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 images on the device as the model takes them: the order of torchvision's steps."""
-        if not self.channels_last:
-            images = images.contiguous()
-        return images.to(self.weights_dtype).div_(255).sub_(self._mean).div_(self._std)
+        if self.channels_last:
+            # Whole rows of pixels: with the channels innermost a loop over three values is slow.
+            width = images.shape[3]
+            rows = images.permute(0, 2, 3, 1).flatten(2).to(self.weights_dtype)
+            rows.div_(255).sub_(self._row(MEAN, width)).div_(self._row(STD, width))
+            return rows.view(*rows.shape[:2], width, 3).permute(0, 3, 1, 2)
+        images = images.contiguous().to(self.weights_dtype)
+        mean, std = self._row(MEAN, 1).view(3, 1, 1), self._row(STD, 1).view(3, 1, 1)
+        return images.div_(255).sub_(mean).div_(std)
+
+    def _row(self, values: tuple[float, ...], width: int) -> torch.Tensor:
+        """The values of the channels, once for each pixel of a row; made once on the device."""
+        key = (values, width)
+        if key not in self._rows:
+            row = torch.tensor(values * width, dtype=self.weights_dtype, device=self.device)
+            self._rows[key] = row
+        return self._rows[key]
 
     @functools.cached_property
-    def _mean(self) -> torch.Tensor:
-        return torch.tensor(MEAN, dtype=self.weights_dtype, device=self.device).view(1, 3, 1, 1)
-
-    @functools.cached_property
-    def _std(self) -> torch.Tensor:
-        return torch.tensor(STD, dtype=self.weights_dtype, device=self.device).view(1, 3, 1, 1)
+    def _rows(self) -> dict[tuple[tuple[float, ...], int], torch.Tensor]:
+        return {}
 
 
 class Trainer:
