@@ -55,7 +55,7 @@ def _growth(rounds: int, most_classes: int) -> list[dict[str, Any]]:
         tar = CACHE / f"sparse-{num_classes}.tar"
         write_sparse_tar(tar, num_classes, PER_CLASS)
         try:
-            # Cold once, on the smallest: a minute for every million images, all of it waiting.
+            # Cold once, on the smallest: two minutes for every million images, all of it waiting.
             cold = None if rows else _in_child(lambda tar=tar: _index_cold(tar))[0]
             warm = [_in_child(lambda tar=tar: _index(tar)) for _ in range(rounds)]
         finally:

@@ -15,7 +15,7 @@ from train.launch import Launch
 
 # Set by SLURM and HTCondor when the job was given GPUs.
 GPU_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
-MIN_CHANNELS_LAST_SIZE = 128  # pixels, on a CPU: faster at 224, slower at 64 (benchmarks/step.py)
+MIN_CHANNELS_LAST_SIZE = 128  # pixels, on a CPU: faster at 224, no clear gain at 64
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
 
 

@@ -216,8 +216,8 @@ def test_two_starts_on_one_folder_take_turns(osdf: ModuleType, tmp_path: Path) -
     assert codes == [0, 0]
     assert (tmp_path / "turns.bin").read_bytes() == content
     sent = sum(e["bytes"] for e in osdf.traffic(path) if e["server"] != "director")
-    # The second one found the file; a few bytes may have come twice if a connection fell silent.
-    assert sent < 1.5 * len(content)
+    # The second one found the file; up to 5 % may come twice when a connection falls silent.
+    assert sent <= 1.05 * len(content)
 
 
 def test_memory_stays_small_for_any_size(osdf: ModuleType, tmp_path: Path) -> None:
