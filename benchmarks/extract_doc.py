@@ -45,6 +45,8 @@ def _extract_table(kind: str, result: dict[str, Any]) -> str:
         f"{kind}: {result['images']} images, {image_mb:.0f} MB, "
         f"medians of {result['rounds']} interleaved rounds"
     )
+    if kind == "ext4":
+        title += f"; {result['dirty']} may wait to be written"
     return f"{title}\n\n{table(head, rows)}\n\n{describe_ratios(kind, ratios(result[kind]))}"
 
 

@@ -11,6 +11,7 @@ from dataset.tar_entry import BLOCK, ENDLESS, Pread, read_entry, round_up
 
 _BATCH_MIN, _BATCH_MAX = 256, 1024  # headers verified together: 512 KiB stay in the cache
 _REGULAR = frozenset(b"07\0")
+_EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
 _OCTAL = 8 ** np.arange(5, -1, -1, dtype=np.int64)
 
 
@@ -49,8 +50,9 @@ def walk_tar(pread: Pread, start: int, end: int, what: str, stop: int | None = N
         sizes.append(plain.size)
         if plain.names:
             position = int(plain.offset[-1]) + round_up(int(plain.size[-1]))
+        was_cut = len(headers) < limit
         limit = min(_BATCH_MAX, 4 * limit)
-        if len(plain.names) < len(headers) or not headers:
+        if (was_cut or len(plain.names) < len(headers)) and position < stop:
             entry = read_entry(pread, position, end, what)
             if entry is None:
                 break
@@ -111,10 +113,19 @@ def _have_right_sums(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
     The sum counts its own field as spaces. Other spellings of it are left to check_header.
     """
-    sums = matrix.sum(axis=1, dtype=np.int32) - matrix[:, 148:156].sum(axis=1, dtype=np.int32)
+    sums = _add_bytes(matrix) - matrix[:, 148:156].sum(axis=1, dtype=np.int64)
     stored = (matrix[:, 148:154].astype(np.int64) - ord("0")) @ _OCTAL
     right: npt.NDArray[np.bool_] = sums + 8 * ord(" ") == stored
     return right
+
+
+def _add_bytes(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """The sum of each row of 512 bytes, eight at a time: four sums of 16 bits in a word of 64."""
+    words = matrix.view(np.uint64)
+    pairs = (words & _EVEN_BYTES) + ((words >> np.uint64(8)) & _EVEN_BYTES)
+    lanes = pairs.sum(axis=1)[:, None].view(np.uint16)  # each at most 64 * 2 * 255
+    sums: npt.NDArray[np.int64] = lanes.sum(axis=1, dtype=np.int64)
+    return sums
 
 
 def find_headers(data: bytes) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset import copying, published
+from dataset import published
 from dataset.errors import DataError, PassingError, UserError
 from dataset.extract import Extraction, extract_archive
 from dataset.output_folder import OutputFolder
@@ -340,14 +340,15 @@ def test_an_error_of_a_worker_stops_all_and_is_raised(
 ) -> None:
     tree = make_tree(30, 20)
     tar = write_nested(tmp_path, tree)
-    write_file = copying.write_file
+    sendfile = os.sendfile
 
-    def fail(dir_fd: int, path: bytes, pieces: Any) -> None:
-        if path.endswith(b"_7007.JPEG") or b"n01455207" in path:
+    def fail(fd: int, *rest: Any) -> int:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if path.name.endswith("_7007.JPEG") or path.parent.name == "n01455207":
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_file(dir_fd, path, pieces)
+        return sendfile(fd, *rest)
 
-    monkeypatch.setattr(copying, "write_file", fail)
+    monkeypatch.setattr(os, "sendfile", fail)
     with pytest.raises(OSError, match="No space left on device") as caught:
         extract(tar, tmp_path / "out")
     assert str(tmp_path / "out" / "train") in str(caught.value)
@@ -362,10 +363,30 @@ def test_an_error_of_a_worker_stops_all_and_is_raised(
     assert inodes(tmp_path / "out" / "train").items() >= before.items()
 
 
-def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_copies_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = make_tree()
     tar = write_nested(tmp_path, tree)
+    sendfile = os.sendfile
+    monkeypatch.setattr(os, "sendfile", lambda *args: sendfile(*args[:3], max(1, args[3] // 2)))
+    extract(tar, tmp_path / "out")
+    monkeypatch.undo()
+    assert read_tree(tmp_path / "out" / "train") == flatten(tree)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_filesystem_without_sendfile_gets_the_same_files(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = make_tree()
+    wnid = min(tree)
+    tree[wnid][f"{wnid}_77.JPEG"] = bytes(range(256)) * 3000  # more than one piece
+    tar = write_nested(tmp_path, tree)
     write = os.write
+
+    def have_none(*args: Any) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "sendfile", have_none)
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: max(1, len(data) // 2)]))
     extract(tar, tmp_path / "out")
     monkeypatch.undo()
@@ -495,7 +516,15 @@ def test_an_unreadable_disk_is_no_traceback(
     def fail(fd: int, *rest: Any) -> Any:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "preadv", fail)
+    pread = os.pread
+
+    def fail_after_the_headers(*args: Any) -> Any:
+        return fail(*args) if args[1] % 512 else pread(*args)
+
+    monkeypatch.setattr(os, "sendfile", fail)
+    with pytest.raises(OSError, match="Input/output error"):  # of the file that is written
+        extract(tar, tmp_path / "out")
+    monkeypatch.setattr(os, "pread", fail_after_the_headers)
     with pytest.raises(DataError, match="cannot be read at byte"):
         extract(tar, tmp_path / "out")
     monkeypatch.setattr(os, "pread", fail)
