@@ -92,7 +92,8 @@ def index_tables(result: dict[str, Any]) -> str:
     files, through = micro["random reads of files"], micro["random reads through the index"]
     walk, ours = micro["tarfile walk"], micro["index, header-only"]
     return (
-        f"Tars of class tars, images as holes (wanted: {FLOOR_US} µs an image warm, {FLOOR_MB} MB)"
+        "Tars of class tars on tmpfs (cold: on the disk), images as holes "
+        f"(wanted: {FLOOR_US} µs an image warm, {FLOOR_MB} MB)"
         f"\n\n{table([*head, 'peak MB'], growth)}\n\n"
         f"{result['real_bytes']['images']} images of a fake ImageNet, warm\n\n"
         + table(["way", "µs an image"], [[name, f"{us:.2f}"] for name, us in micro.items()])

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,7 @@ def main() -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     result = {
         "rounds": args.rounds,
-        "growth": _growth(args.rounds, args.classes),
+        "growth": _growth(args.rounds, args.classes, args.tmpfs),
         "real_bytes": _real_bytes(args.rounds),
     }
     print(index_tables(result))
@@ -48,18 +49,16 @@ def main() -> int:
     return 0
 
 
-def _growth(rounds: int, most_classes: int) -> list[dict[str, Any]]:
+def _growth(rounds: int, most_classes: int, tmpfs: Path) -> list[dict[str, Any]]:
     """Sparse tars of up to the real number of images: cost an image, warm and cold, and memory."""
     rows = []
     for num_classes in (most_classes // 8, most_classes // 4, most_classes // 2, most_classes):
-        tar = CACHE / f"sparse-{num_classes}.tar"
-        write_sparse_tar(tar, num_classes, PER_CLASS)
-        try:
-            # Cold once, on the smallest: two minutes for every million images, all of it waiting.
-            cold = None if rows else _in_child(lambda tar=tar: _index_cold(tar))[0]
+        # Cold once, on the smallest: two minutes for every million images, all of it waiting.
+        cold = None if rows else _cold_s(num_classes)
+        with tempfile.TemporaryDirectory(prefix="trainyard-index-", dir=tmpfs) as folder:
+            tar = Path(folder) / "sparse.tar"
+            write_sparse_tar(tar, num_classes, PER_CLASS)
             warm = [_in_child(lambda tar=tar: _index(tar)) for _ in range(rounds)]
-        finally:
-            tar.unlink()
         num = num_classes * PER_CLASS
         rows.append(
             {
@@ -73,6 +72,14 @@ def _growth(rounds: int, most_classes: int) -> list[dict[str, Any]]:
         )
         print(rows[-1], file=sys.stderr)
     return rows
+
+
+def _cold_s(num_classes: int) -> float:
+    """Seconds for a tar on the disk of which nothing is in memory."""
+    with tempfile.TemporaryDirectory(prefix="index-", dir=CACHE) as folder:
+        tar = Path(folder) / "sparse.tar"
+        write_sparse_tar(tar, num_classes, PER_CLASS)
+        return _in_child(lambda: _index_cold(tar))[0]
 
 
 def write_sparse_tar(path: Path, num_classes: int, per_class: int) -> None:
@@ -199,6 +206,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
     parser.add_argument(
         "--classes", type=int, default=NUM_CLASSES, help="of 1281 images, default 1000"
+    )
+    parser.add_argument(
+        "--tmpfs", type=Path, default=Path("/dev/shm"), help="5 GB of it for a while; /dev/shm"
     )
     parser.add_argument("--save", action="store_true", help="write run_results/benchmarks/")
     return parser

@@ -13,10 +13,10 @@ log = logging.getLogger("trainyard.fetch")
 
 HEDGE_S = 1.0  # a silent block is not hedged sooner than this
 STEAL_S = 1.0  # near the end: what takes longer than this is shared with an idle connection
-# Beyond this the CPU is the limit and not the network: measured on loopback, 2 connections moved
-# 1.0 GB/s where 8 moved 0.8. A slower network never comes near it and gets all connections.
+# Beyond this the CPU is the limit and not the network: measured on loopback, 2 or 3 connections
+# moved 1.0 GB/s where 8 moved 0.8. A slower network never comes near it and gets all connections.
 FULL_BYTES_PER_S = 600e6
-MIN_CONNECTIONS = 2
+MIN_CONNECTIONS = 3
 START_CONNECTIONS = 4  # until the first block tells how fast the network is
 
 

@@ -131,8 +131,13 @@ def _io_bytes() -> tuple[int, int]:
         return 0, 0
 
 
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # the driver's own, on Linux and under Windows
+
+
 def _open_gpus() -> list[tuple[Any, Any]]:
     """(nvml module, device handle) of each GPU that this process may use."""
+    if not any(map(os.path.exists, _GPU_DEVICES)):
+        return []  # saves the import
     try:
         import pynvml
     except ImportError:
