@@ -187,7 +187,6 @@ def test_momentum_in_another_memory_layout_is_added_to_the_right_weights(name: s
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch < 2.3 scales on CUDA only")
 @pytest.mark.parametrize("name", ["sgd", "lars"])
 def test_an_overflowed_step_under_grad_scaler_changes_nothing(name: str) -> None:
     model = small_model()

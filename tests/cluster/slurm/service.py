@@ -14,11 +14,13 @@ import stat
 import subprocess
 
 from tests.cluster.lifetime import Lifetime, apt_install, end_processes, why_not_root_and_apt
+from tests.cluster.ports import reserve_ports
 from tests.cluster.slurm.jobs import Job, clean_env, run, sbatch, srun, wait_until
 from tests.cluster.slurm.layout import (
     CONF,
     CONTROLLER_PORT,
     DEVICES,
+    FIRST_NODE_PORT,
     GRES_CONF,
     HOME,
     MUNGE_KEY,
@@ -53,6 +55,7 @@ def up() -> None:
         if started:
             _clear()
             _install()
+            reserve_ports(CONTROLLER_PORT, FIRST_NODE_PORT + len(NODES) - 1)
             _write_files()
             _start_daemons()
         _lifetime.join(started)
