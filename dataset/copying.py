@@ -51,10 +51,11 @@ class TarCopier:
 
     def _copy_some(self, fd: int, offset: int, size: int) -> int:
         """Copies up to `size` bytes of the tar to where a file ends; how many it were."""
+        send = self._send  # another thread may find out meanwhile that there is no sendfile
         try:
-            num = self._send(fd, self._fd, offset, size)
+            num = send(fd, self._fd, offset, size)
         except OSError as error:
-            if self._send is os.sendfile and error.errno in _NO_SENDFILE:
+            if send is not _read_and_write and error.errno in _NO_SENDFILE:
                 self._send = _read_and_write
                 return self._copy_some(fd, offset, size)
             self._check_readable(offset, size)

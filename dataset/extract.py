@@ -94,6 +94,11 @@ def extract_archive(
             f"{job.archive} is gzip-compressed, though its name says otherwise; "
             f"rename it to {job.archive.stem}.tar.gz, or gunzip it"
         )
+    if kind == "gzip" and job.keep_going:
+        raise UserError(
+            f"--keep_going cannot be had for {job.archive}: behind a damaged place nothing of a "
+            "gzip can be read; gunzip what there is first"
+        )
     identity = identify(job)
     with OutputFolder(job.output_dir, job.split) as folder:
         facts = folder.is_done(identity, recheck=digest is not None)

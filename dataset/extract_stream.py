@@ -22,12 +22,13 @@ from dataset.labels import (
 )
 from dataset.listing import (
     Split,
+    check_depths,
     check_outer_names,
-    class_of_folder,
     class_of_tar,
+    folders_below,
     name_in_class,
 )
-from dataset.member_names import check_names, is_image, show
+from dataset.member_names import check_names, is_image, is_wnid, show
 from dataset.output_folder import OutputFolder
 from dataset.tar_entry import ENDLESS, Entry, Pread, iter_tar
 from dataset.writing import Progress, Written
@@ -79,6 +80,8 @@ class StreamWriter:
     def __init__(self, folder: OutputFolder, archive: Path, progress: Progress) -> None:
         self._folder, self._archive, self._progress = folder, archive, progress
         self._open: set[bytes] = set()  # classes with a folder in this run
+        self._new: set[bytes] = set()  # classes whose files are all of this run
+        self._repaired: dict[bytes, set[bytes]] = {}  # class that was not whole -> names seen
         self.counts: Counter[bytes] = Counter()
         self.num_bytes = self.num_written = self.num_skipped = 0
 
@@ -86,6 +89,7 @@ class StreamWriter:
         """Writes all images of a split, from class tars, a tree or a flat tar."""
         labeller = FlatLabels(self._archive, labels)
         tars: list[bytes] = []
+        depths: set[int] = set()
         current = b""
         for entry in iter_tar(pread, 0, ENDLESS, str(self._archive)):
             check_names([entry.name], str(self._archive))
@@ -95,15 +99,22 @@ class StreamWriter:
                 self._write_class_tar(entry, pread)
                 continue
             folder, _, name = entry.name.rpartition(b"/")
-            wnid = class_of_folder(folder, split)
-            if not is_image(entry.name) or wnid is None:
+            below = folders_below(folder, split)
+            if not is_image(entry.name) or below is None:
                 self.num_skipped += not is_image(entry.name)
                 continue
+            depths.add(len(below))
+            check_depths(depths, self._archive)
+            wnid = below[-1] if below else b""
+            if split == "val" and not is_wnid(wnid) and labeller.knows(name):
+                wnid = b""  # a folder around a flat archive
             if current and wnid != current:
                 self._close(current)
             current = wnid
             self._put(wnid or labeller.label(name), name, entry, pread)
         labeller.finish()
+        if split == "val" and len(self.counts) == 1 and not is_wnid(next(iter(self.counts))):
+            raise unknown_labels(self._archive, [name])
         for wnid in list(self._open):
             self._close(wnid)
 
@@ -127,11 +138,15 @@ class StreamWriter:
         self.counts[wnid] += 1
         self.num_bytes += entry.size
         if wnid not in self._open:
-            if self._folder.size_of(wnid, name) == entry.size:
+            if wnid not in self._new and self._folder.size_of(wnid, name) == entry.size:
                 return
-            self._folder.reopen(wnid)
-            self._open.add(wnid)
+            self._reopen(wnid)
         path = os.fsencode(self._folder.run) + b"/" + wnid + b"/" + name
+        if wnid in self._repaired and name not in self._repaired[wnid]:
+            self._repaired[wnid].add(name)
+            if _size_of(path) == entry.size:
+                return
+            Path(os.fsdecode(path)).unlink(missing_ok=True)
         try:
             write_file(None, path, self._pieces(entry, pread))
         except FileExistsError:
@@ -139,6 +154,15 @@ class StreamWriter:
             raise DataError(f"{self._archive}: two members are {twice}; repack it") from None
         self.num_written += entry.size
         self._progress(entry.size, 1)
+
+    def _reopen(self, wnid: bytes) -> None:
+        """Makes the folder of a class, or goes on with one that is there."""
+        self._open.add(wnid)
+        if self._folder.reopen(wnid):
+            if wnid not in self._new:
+                self._repaired.setdefault(wnid, set())
+        else:
+            self._new.add(wnid)
 
     def _close(self, wnid: bytes) -> None:
         """Stages a class that seems to be whole; a later image of it opens it again."""
@@ -156,33 +180,47 @@ class StreamWriter:
             position += len(piece)
 
 
+def _size_of(path: bytes) -> int:
+    """The size of a file, or -1 without one."""
+    try:
+        return Path(os.fsdecode(path)).stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
 class FlatLabels:
     """The classes of a flat stream's images, looked up one by one and checked at the end."""
 
     def __init__(self, archive: Path, labels: Path | None) -> None:
         self._archive, self._labels = archive, labels
         self._names: list[bytes] = []
-        self._table: dict[bytes, bytes] = {}
-        self._source = ""
+        self._known: dict[bytes, bytes] = {}
+        self._known_from = self._source = ""  # the second: once a label of it was needed
+
+    def knows(self, name: bytes) -> bool:
+        """Whether there is a label for an image of this name."""
+        if not self._known:
+            found = label_table(self._archive, self._labels)
+            self._known, self._known_from = found or (builtin_labels(), BUILTIN)
+        return name in self._known
 
     def label(self, name: bytes) -> bytes:
         """The class of an image."""
-        if not self._source:
-            found = label_table(self._archive, self._labels)
-            self._table, self._source = found or (builtin_labels(), BUILTIN)
+        is_known = self.knows(name)
+        self._source = self._known_from
         self._names.append(name)
-        if name not in self._table:
+        if not is_known:
             if self._source == BUILTIN:
                 raise unknown_labels(self._archive, self._names)
             match_labels([name], {}, self._source)
-        return self._table[name]
+        return self._known[name]
 
     def finish(self) -> None:
         """Refuses labels without an image, and the built-in table for another set."""
         if self._source == BUILTIN and not is_real_val(self._names):
             raise unknown_labels(self._archive, self._names)
         if self._source:
-            match_labels(self._names, self._table, self._source)
+            match_labels(self._names, self._known, self._source)
 
 
 def extract_stream(

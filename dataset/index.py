@@ -39,7 +39,7 @@ def find_or_build_index(
     labels: Path | None = None,
     checksums: bool = False,
 ) -> TarIndex:
-    """The index of a tar: beside it, else in index_dir, else in the user's cache, else built."""
+    """The index of a tar: in index_dir, else beside it, else in the user's cache, else built."""
     index = find_current(tar, index_dir=index_dir, labels=labels, checksums=checksums)
     if index is not None:
         return index
@@ -63,21 +63,24 @@ def find_current(
 
 
 def find_index(tar: Path, index_dir: Path | None = None) -> Path | None:
-    """Where the index of a tar is, or None; a cached one of a former tar does not count."""
+    """Where the index of a tar is, or None; a cached one of a former tar does not count.
+
+    One of a former tar in a folder that is read-only does not hide the one that was made instead.
+    """
     *named, cached = index_places(tar, index_dir)
-    for place in named:
-        if place.is_file():
-            return place
-    if cached.is_file() and belongs(cached, tar):
-        return cached
-    return None
+    there = [place for place in (*named, cached) if place.is_file()]
+    if len(there) == 1 and cached not in there:
+        return there[0]  # loading it tells why, if it is refused
+    fitting = (place for place in there if belongs(place, tar))
+    refused = (place for place in there if place != cached)
+    return next(fitting, None) or next(refused, None)
 
 
 def index_places(tar: Path, index_dir: Path | None = None) -> list[Path]:
     """The places of a tar's index in the order of looking; the last one is the user's cache."""
     name = tar.name + SUFFIX
     digest = hashlib.sha256(os.fsencode(tar.resolve())).hexdigest()[:16]
-    named = [tar.with_name(name)] + ([index_dir / name] if index_dir else [])
+    named = ([index_dir / name] if index_dir else []) + [tar.with_name(name)]
     return [*named, user_cache() / "index" / f"{digest}-{name}"]
 
 
@@ -141,11 +144,8 @@ def labels_digest(tar: Path, labels: Path | None) -> str:
 
 def _write(arrays: dict[str, Any], tar: Path, index_dir: Path | None) -> Path:
     """Writes the index into index_dir when given, else beside the tar, else into the cache."""
-    places = index_places(tar, index_dir)
-    if index_dir is not None:
-        places.insert(0, places.pop(1))
     problems = []
-    for place in places:
+    for place in index_places(tar, index_dir):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_whole(arrays, place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -133,10 +133,7 @@ def classify_folders(
     depths = {len(part) for part in below if part is not None}
     if not depths:
         raise DataError(f"{path} has no images of the split {split!r}, only of others")
-    if len(depths) > 1:
-        raise DataError(
-            f"{path}: images at different depths of folders {sorted(depths)}; repack it"
-        )
+    check_depths(depths, path)
     named = {part[-1]: None for part in below if part}
     if split == "val" and len(named) == 1 and not is_wnid(next(iter(named))):
         named = {}  # one folder around a flat archive
@@ -149,11 +146,18 @@ def classify_folders(
     return list(named), np.array(ids, np.int32)
 
 
-def class_of_folder(folder: bytes, split: Split) -> bytes | None:
-    """The class of one folder of a tree: empty at its top, None in another split."""
+def check_depths(depths: Collection[int], path: Path) -> None:
+    """Refuses images at different depths: which folder would be the class?"""
+    if len(depths) > 1:
+        raise DataError(
+            f"{path}: images at different depths of folders {sorted(depths)}; repack it"
+        )
+
+
+def folders_below(folder: bytes, split: Split) -> list[bytes] | None:
+    """The folders from the top of a split down to one of a tree; None in another split."""
     parts = _parts(folder)
-    below = _below(parts, split) if _SPLITS & set(parts) else parts
-    return None if below is None else below[-1] if below else b""
+    return _below(parts, split) if _SPLITS & set(parts) else parts
 
 
 def _parts(folder: bytes) -> list[bytes]:

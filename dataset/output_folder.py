@@ -35,7 +35,7 @@ class OutputFolder:
     def __init__(self, output: Path, split: str) -> None:
         self.final = (output / split).resolve()
         self.marker = self.final.with_name(f".{split}.extracted.json")
-        beside = self.final.with_name(f".{split}.extracting")
+        beside = self.final.with_name(_staging_name(split))
         is_mount = self.final.exists() and _device(self.final) != _device(self.final.parent)
         self._staging = self.final / beside.name if is_mount else beside
         self._whole = self._staging / "whole"
@@ -181,13 +181,14 @@ class OutputFolder:
                 return (self._place(folder, wnid) / os.fsdecode(name)).stat().st_size
         return -1
 
-    def reopen(self, wnid: bytes) -> None:
-        """Makes the class's folder in this run, from one that turned out not to be whole if any."""
+    def reopen(self, wnid: bytes) -> bool:
+        """Makes the class's folder in this run; True when it was there, whole or not."""
         for folder in (self._whole, self.final):
             with suppress(FileNotFoundError):
                 self._place(folder, wnid).rename(self._place(self.run, wnid))
-                return
+                return True
         self._place(self.run, wnid).mkdir()
+        return False
 
     def stage(self, wnid: bytes) -> None:
         """Notes that a class of this run is whole; it keeps waiting for its final name."""
@@ -233,6 +234,20 @@ class OutputFolder:
     @staticmethod
     def _place(folder: Path, wnid: bytes) -> Path:
         return folder / os.fsdecode(wnid)
+
+
+def find_unfinished(folder: Path) -> Path | None:
+    """The staging folder of an extraction below a folder that has not come to its end, if any."""
+    for split in ("train", "val"):
+        for parent in (folder, folder / split):  # inside when the half is a mount of its own
+            staging = parent / _staging_name(split)
+            if staging.exists():
+                return staging
+    return None
+
+
+def _staging_name(split: str) -> str:
+    return f".{split}.extracting"
 
 
 def has_files(folder: Path, sizes: Sizes) -> bool:

@@ -121,13 +121,13 @@ def _read_header(pread: Pread, position: int, end: int, what: str) -> bytes:
 
 def _check_padding(pread: Pread, marker: int, end: int, what: str) -> None:
     """Refuses bytes after the end marker: a hole of zeros in a damaged file looks like an end."""
-    position = marker + BLOCK
+    position, chunk = marker + BLOCK, b"\0"
     while position < end and position - marker <= _MAX_PADDING:
         chunk = pread(min(1 << 20, end - position), position)
         if chunk.count(0) != len(chunk) or not chunk:
             break
         position += len(chunk)
-    at_end = position == end or (end == ENDLESS and not pread(1, position))
+    at_end = position == end or (end == ENDLESS and not chunk)
     if at_end and position - marker < 2 * BLOCK:
         raise DataError(f"{what}: truncated: half of the end-of-archive marker is missing")
     if not at_end:

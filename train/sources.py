@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dataset.errors import DataError, UserError
 from dataset.index import find_or_build_index
 from dataset.index_file import TarIndex
+from dataset.output_folder import find_unfinished
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 ZIP_NAME = "imagenet-object-localization-challenge.zip"
@@ -112,6 +113,7 @@ def open_dataset(path: Path, index_dir: Path | None) -> Dataset:
         raise UserError(f"no such data: {path}; name a folder with train/ and val/, or the tars")
     folder = path if path.is_dir() else path.parent
     if path.is_dir() and (folder / "train").is_dir():
+        _check_finished(folder)
         train: Source = FolderSource(folder / "train")
         val: Source | None = FolderSource(folder / "val") if (folder / "val").is_dir() else None
         return _check_halves("folder", folder, train, val)
@@ -127,6 +129,16 @@ def open_dataset(path: Path, index_dir: Path | None) -> Dataset:
     train = TarSource(find_or_build_index(train_tar, index_dir=index_dir))
     val = TarSource(find_or_build_index(val_tar, index_dir=index_dir)) if val_tar.exists() else None
     return _check_halves("tar", train_tar, train, val)
+
+
+def _check_finished(folder: Path) -> None:
+    """Refuses a folder whose extraction was stopped: it would pass for a smaller data set."""
+    staging = find_unfinished(folder)
+    if staging is not None:
+        raise UserError(
+            f"the extraction into {folder} is not finished; run the same command again, name the "
+            f"tar to train from it, or remove {staging} to train on what is there"
+        )
 
 
 def fingerprint_of(*sources: Source | None) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from dataset.errors import UserError
 from dataset.federation import DISCOVERY_PATH, parse_discovery, parse_target
+from dataset.output_folder import find_unfinished
 from train.surroundings import NOTE, OK, WRONG, Finding, free_bytes, gib
 
 MIN_FREE_BYTES = 2 << 30  # three ResNet-50 checkpoints (0.2 GB each) and the records
@@ -68,14 +69,10 @@ def _describe_folder(folder: Path) -> Finding:
         if (folder / half).is_dir()
     }
     text = "an extracted folder: " + ", ".join(f"{n} classes in {h}/" for h, n in counts.items())
+    if find_unfinished(folder):
+        problem = f"the extraction into {folder} is not finished; run the same command again"
+        return Finding("data", text, WRONG, problem)
     for half, count in counts.items():
-        # Where dataset/output_folder.py keeps what is not whole until an extraction is done.
-        staging = f".{half}.extracting"
-        if (folder / staging).exists() or (folder / half / staging).exists():
-            problem = (
-                f"the extraction into {folder / half} is not finished; run the same command again"
-            )
-            return Finding("data", text, WRONG, problem)
         if count == 0:
             problem = f"no class folders in {folder / half}; run scripts/extract_ILSVRC_mp.py"
             return Finding("data", text, WRONG, problem)

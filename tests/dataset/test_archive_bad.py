@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def test_a_bad_archive_is_not_extracted(tmp_path: Path, case: str) -> None:
     assert caught.value.exit_code in (2, 3)
     assert "\n" not in str(caught.value)
     assert set(everything_below(tmp_path)) <= {"in", "out", f"in/{TRAIN}"}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_archive_is_not_extracted_from_a_gzip(tmp_path: Path, case: str) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(BAD[case][0]()))
+    with pytest.raises(CommandError) as caught:
+        extract_archive(Extraction(tmp_path / "a.tar.gz", "train", tmp_path / "out"))
+    assert caught.value.exit_code in (2, 3)
+    assert "\n" not in str(caught.value)
+    assert read_tree(tmp_path / "out" / "train") == {}
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -30,7 +30,9 @@ from tests.dataset.tars import (
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "extract_ILSVRC_mp.py"
 # Every call of these changes the disk: the moments at which a kill makes a difference.
-CHANGES = ("open", "write", "close", "rename", "replace", "mkdir", "rmdir", "unlink", "fsync")
+CHANGES = (
+    "open", "write", "sendfile", "close", "rename", "replace", "mkdir", "rmdir", "unlink", "fsync",
+)  # fmt: skip
 
 MakeJob = Callable[[Path], Extraction]
 

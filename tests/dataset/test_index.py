@@ -213,6 +213,29 @@ def test_the_index_dir_is_used_when_given(tmp_path: Path) -> None:
     assert find_index(tar) is None
 
 
+def test_the_index_in_the_index_dir_comes_before_the_one_beside_the_tar(tmp_path: Path) -> None:
+    tar = write_nested(tmp_path / "data", make_tree())
+    _, beside = build_index(tar)
+    _, named = build_index(tar, index_dir=tmp_path / "indexes", checksums=True)
+    assert find_index(tar) == beside
+    assert find_index(tar, tmp_path / "indexes") == named
+
+
+def test_an_index_of_a_former_tar_does_not_hide_the_one_made_instead(tmp_path: Path) -> None:
+    tar = write_nested(tmp_path / "data", make_tree(seed=1))
+    _, beside = build_index(tar)
+    write_nested(tmp_path / "data", make_tree(4, seed=2))
+    assert find_index(tar) == beside  # and is refused when it is loaded
+    with pytest.raises(DataError):
+        find_or_build_index(tar)
+    cached = index_places(tar)[-1]
+    _, made = build_index(tar, index_dir=tmp_path / "new")
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    made.rename(cached)
+    assert find_index(tar) == cached
+    assert len(find_or_build_index(tar).classes) == 4
+
+
 READ_ONLY = """
 set -e
 mkdir {data}/ro

@@ -133,7 +133,7 @@ def test_kinds_of_data_are_told_apart(tmp_path: Path) -> None:
     assert "scripts/extract_ILSVRC_mp.py" in found["zip"]["problem"]
     assert "holds neither train/ nor ILSVRC2012_img_train.tar" in found["empty"]["problem"]
     assert "no class folders" in found["unsorted"]["problem"]
-    assert "half/train is not finished" in found["half"]["problem"]
+    assert "half is not finished" in found["half"]["problem"]
     wrong = [name for name in names if found[name]["level"] == "wrong"]
     assert wrong == ["zip", "empty", "unsorted", "half"]
 

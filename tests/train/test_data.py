@@ -61,6 +61,16 @@ def expected(images: Path) -> dict[Item, object]:
     return load(opened, schedule_of(opened))
 
 
+def test_a_half_extracted_folder_is_refused(images: Path, tmp_path: Path) -> None:
+    shutil.copytree(images, tmp_path / "data")
+    for staging in (".train.extracting", ".val.extracting", "val/.val.extracting"):
+        (tmp_path / "data" / staging).mkdir()
+        with pytest.raises(UserError, match="not finished; run the same command again"):
+            open_dataset(tmp_path / "data", None)
+        (tmp_path / "data" / staging).rmdir()
+    assert len(open_dataset(tmp_path / "data", None).train) == NUM_TRAIN
+
+
 def test_a_folder_and_the_tars_it_came_from_are_one_data_set(images: Path, tars: Path) -> None:
     folder, tar = open_dataset(images, None), open_dataset(tars, None)
     assert (folder.kind, tar.kind) == ("folder", "tar")
