@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -32,21 +33,30 @@ class Entry:
 
 
 def parse_listing(body: bytes, folder: str) -> list[Entry]:
-    """The members of a folder from a WebDAV answer; ValueError when it is none."""
+    """The members of a folder from a WebDAV answer; ValueError when it is none.
+
+    The folder keeps the user's spelling: a server may write = + @ : , ( ) as they are or encoded.
+    """
     try:
         root = ElementTree.fromstring(body)
     except ElementTree.ParseError as error:
         raise ValueError(f"not a listing ({error})") from None
     entries = []
     for response in root.iter("{DAV:}response"):
-        path = quote(unquote(urlsplit(response.findtext("{DAV:}href", "")).path)).rstrip("/")
-        parent, _, name = path.rpartition("/")
-        if parent.rstrip("/") != folder.rstrip("/") or unquote(name) in ("", ".", ".."):
+        href = _decode(urlsplit(response.findtext("{DAV:}href", "")).path)
+        parent, _, name = href.rpartition("/")
+        if parent != _decode(folder) or name in ("", ".", "..") or "\0" in name:
             continue  # the folder itself; and nothing from elsewhere is believed
+        path = f"{folder.rstrip('/')}/{quote(name)}"
         is_folder = response.find(".//{DAV:}collection") is not None
         size = response.findtext(".//{DAV:}getcontentlength", "0")
         entries.append(Entry(path, 0 if is_folder else int(size), is_folder))
     return sorted(entries, key=lambda entry: entry.path)
+
+
+def _decode(path: str) -> str:
+    """A path as it is compared: not encoded, with single slashes and none at the end."""
+    return re.sub("/+", "/", unquote(path)).rstrip("/")
 
 
 def has_collection_form(target: Target) -> bool:

@@ -7,8 +7,9 @@ import fcntl
 import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,18 @@ SPARE_BYTES = 16 << 20  # for the journal and the file system's own needs
 WAIT_S = 0.2
 
 
+def make_folder(folder: Path) -> None:
+    """Makes the folder and those above it, unless they are there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"{folder} exists and is no folder; choose another --out") from None
+
+
 @contextmanager
 def lock_folder(folder: Path, wait_s: float) -> Iterator[None]:
     """Holds the folder for one fetch at a time; another one waits, and then finds the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -63,15 +72,35 @@ def _try_lock(fd: int) -> bool:
 
 def check_space(path: Path, size: int) -> None:
     """Raises unless the rest of the object fits on the disk: said before the transfer starts."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = part_path(path)
-    held = part.stat().st_blocks * 512 if part.exists() else 0
-    disk = os.statvfs(path.parent)
+    make_folder(path.parent)
+    _check_free(path.parent, path.name, size - min(_held_bytes(path), size))
+
+
+def check_space_of_all(folder: Path, files: Iterable[tuple[Path, int]]) -> None:
+    """Raises unless what is missing of all (path, size) fits, each in whole blocks of the disk."""
+    block = os.statvfs(folder).f_frsize or 4096
+    needed = 0
+    for path, size in files:
+        on_disk = -(-size // block) * block
+        needed += on_disk - min(_held_bytes(path), on_disk)
+    _check_free(folder, "the collection", needed)
+
+
+def _held_bytes(path: Path) -> int:
+    """What the partial file of an earlier start takes on the disk already."""
+    try:
+        return part_path(path).stat().st_blocks * 512
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def _check_free(folder: Path, name: str, num_bytes: int) -> None:
+    disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
-    needed = size - min(held, size) + SPARE_BYTES
+    needed = num_bytes + SPARE_BYTES
     if needed > free:
         raise UserError(
-            f"{path.name} needs {needed / 1e9:.2f} GB more in {path.parent}, where "
+            f"{name} needs {needed / 1e9:.2f} GB more in {folder}, where "
             f"{free / 1e9:.2f} GB are free; free some space or choose another --out"
         )
 
@@ -82,6 +111,8 @@ class Ledger:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._records = _read_records(root / RECORD)
+        self._fd: int | None = None  # while it is held open
+        self._lock = threading.Lock()
 
     def find(self, path: Path, identity: str) -> dict[str, Any] | None:
         """The record of a file that was fetched from there and not touched since."""
@@ -109,19 +140,52 @@ class Ledger:
             "digests": dict(digests),
         }
 
+    @contextmanager
+    def hold_open(self) -> Iterator[None]:
+        """Keeps the file open for many lines: a network file system waits at every close."""
+        self._fd = self._open()
+        try:
+            yield
+        finally:
+            with self._lock:
+                os.close(self._fd)
+                self._fd = None
+
     def add(self, records: Sequence[dict[str, Any]]) -> None:
         """Appends lines in one write; a torn line of a killed process before them stays alone."""
         self._records.update({record["name"]: record for record in records})
         data = "".join("\n" + json.dumps(record) for record in records) + "\n"
-        fd = os.open(self._root / RECORD, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(fd, data.encode())
-        finally:
-            os.close(fd)
+        with self._lock:
+            fd = self._open() if self._fd is None else self._fd
+            try:
+                _write_all(fd, data.encode())
+            finally:
+                if fd != self._fd:
+                    os.close(fd)
+
+    def add_before_rename(
+        self, path: Path, identity: str, verified: Sequence[str], digests: Mapping[str, str]
+    ) -> None:
+        """Records the whole partial file of a path under its final name, which it gets next.
+
+        In this order a kill in between leaves no file of that name without its record.
+        """
+        record = self.make(part_path(path), identity, verified, digests)
+        self.add([{**record, "name": self.name_of(path)}])
+
+    def _open(self) -> int:
+        return os.open(self._root / RECORD, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def name_of(self, path: Path) -> str:
         """How a file below the folder is called in the record."""
         return path.relative_to(self._root).as_posix()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """One write, as a rule; on a disk that fills up the second one says so."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def _read_records(path: Path) -> dict[str, dict[str, Any]]:

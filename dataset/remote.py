@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from dataset.byte_meter import ByteMeter
 from dataset.collection import Entry, Lister, has_collection_form, looks_like_object
 from dataset.connection import NETWORK_ERRORS, Pool
 from dataset.errors import CommandError, UserError
 from dataset.federation import Target, Verdict
 from dataset.fetch import Job, fetch_object
-from dataset.folder import Ledger, lock_folder
+from dataset.folder import Ledger, check_space_of_all, lock_folder, make_folder
 from dataset.lookup import Access, Lookup, Options
 from dataset.probe import ask_size, check_network, find_size
 from dataset.progress import Display
@@ -41,14 +42,15 @@ def fetch_urls(urls: Sequence[str], request: Request) -> list[Summary]:
     access = request.access
     if request.given and len(targets) != 1:
         raise UserError("a digest is of one object: give one URL with --md5, --sha256, --crc32")
-    _check_networks(targets)
     summaries: list[Summary] = []
     display = Display(sys.stderr)
     with lock_folder(request.out, request.options.give_up_s):
         ledger = Ledger(request.out)
         try:
+            _check_networks([t for t in targets if not _is_here(t, request, ledger)])
             for target in targets:
-                if is_collection(target, access, request):
+                is_here = _is_here(target, request, ledger)
+                if not is_here and is_collection(target, access, request):
                     summaries += fetch_collection(target, access, request, ledger, display)
                 else:
                     summaries.append(_fetch_one(target, access, request, ledger, display))
@@ -70,6 +72,18 @@ def _check_networks(targets: Sequence[Target]) -> None:
         check_network(place)
 
 
+def _is_here(target: Target, request: Request, ledger: Ledger) -> bool:
+    """Whether it is an object that was fetched before, with the digests that are wanted now.
+
+    Nobody is asked for it then: a compute node may have no network.
+    """
+    if request.recursive or has_collection_form(target):
+        return False
+    record = ledger.find(request.out / target.name, target.identity)
+    known = record.get("digests", {}) if record else {}
+    return record is not None and all(known.get(k) == v for k, v in request.given.items())
+
+
 def is_collection(target: Target, access: Access, request: Request) -> bool:
     """Whether the target is a folder of the federation; asked where its name leaves it open."""
     if target.scheme == "file":
@@ -87,7 +101,8 @@ def _fetch_one(
 ) -> Summary:
     path = request.out / target.name
     index = request.index or path.with_name(path.name + INDEX_SUFFIX)
-    if request.index is None and target.name.endswith(".tar") and not index.exists():
+    wants_index = request.index is None and target.name.endswith(".tar") and not index.exists()
+    if wants_index and not _is_here(target, request, ledger):
         _fetch_index(target, index, access, request.options, ledger)
     job = Job(target, path, ledger, request.given, index)
     return fetch_object(job, access, request.options, display.show)
@@ -129,40 +144,73 @@ def fetch_collection(
     target: Target, access: Access, request: Request, ledger: Ledger, display: Display
 ) -> list[Summary]:
     """Every file below a collection, into OUT/<its name>/..., small ones many at a time."""
-    options = request.options
-    pool = Pool(options.stall_s)
-    lookup = Lookup(target, access, options, pool)
     root = request.out / target.name
-    files = [(entry, root / _relative(entry, target)) for entry in Lister(lookup, target).walk()]
+    files = _list_files(target, access, request.options, root)
     todo = [(e, p) for e, p in files if ledger.find(p, target.child(e.path).identity) is None]
     log.info(
         "%s: %d files, %d of them here already", target.identity, len(files), len(files) - len(todo)
     )
+    missing = [(entry, path) for entry, path in todo if not path.exists()]
+    if missing:
+        disk = root if root.is_dir() else request.out
+        check_space_of_all(disk, [(path, entry.size) for entry, path in missing])
     for folder in sorted({path.parent for _, path in todo}):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     summary = Summary(target.identity, str(root), sum(entry.size for entry, _ in files))
-    small = [
-        (entry, path) for entry, path in todo if entry.size <= SMALL_BYTES and not path.exists()
-    ]
+    small = [(entry, path) for entry, path in missing if entry.size <= SMALL_BYTES]
     chosen = {id(entry) for entry, _ in small}
     large = [(entry, path) for entry, path in todo if id(entry) not in chosen]
     if small:
-        first = Lookup(target.child(small[0][0].path), access, options, pool)
-        find_size(first)
-        fetcher = SmallFiles(first, small[0][0].path, small, ledger)
-        fetcher.run()
-        large += fetcher.failed
-        summary.fetched_bytes = fetcher.num_bytes
-        summary.sources = [source.describe() for source in first.sources.all]
-        _tell_verified(summary, fetcher.num_verified, len(small) - len(fetcher.failed))
+        large += _fetch_small(target, access, request.options, small, ledger, summary)
     summary.status = "done"
     summaries = [summary]
     for entry, path in sorted(large, key=lambda file: not file[1].name.endswith(INDEX_SUFFIX)):
         index = path.with_name(path.name + INDEX_SUFFIX)  # fetched before its tar
         job = Job(target.child(entry.path), path, ledger, index=index)
-        summaries.append(fetch_object(job, access, options, display.show))
-    pool.close()
+        summaries.append(fetch_object(job, access, request.options, display.show))
     return summaries
+
+
+def _list_files(
+    target: Target, access: Access, options: Options, root: Path
+) -> list[tuple[Entry, Path]]:
+    """(entry, local path) of every file below a collection; none at all is an error."""
+    pool = Pool(options.stall_s)
+    lookup = Lookup(target, access, options, pool)
+    try:
+        entries = list(Lister(lookup, target).walk())
+    finally:
+        lookup.close()
+        pool.close()
+    if not entries:
+        raise UserError(f"{target.identity} holds no files; check that it is the right folder")
+    return [(entry, root / _relative(entry, target)) for entry in entries]
+
+
+def _fetch_small(
+    target: Target,
+    access: Access,
+    options: Options,
+    files: list[tuple[Entry, Path]],
+    ledger: Ledger,
+    summary: Summary,
+) -> list[tuple[Entry, Path]]:
+    """Fetches small files with a bar of their bytes; returns those that need the long way."""
+    pool = Pool(options.stall_s)
+    first = Lookup(target.child(files[0][0].path), access, options, pool)
+    try:
+        find_size(first)
+        with ByteMeter(f"{target.name}, small files", sys.stderr) as meter:
+            meter.start(sum(entry.size for entry, _ in files))
+            fetcher = SmallFiles(first, files[0][0].path, files, ledger, meter.update)
+            fetcher.run()
+    finally:
+        first.close()
+        pool.close()
+    summary.fetched_bytes = fetcher.num_bytes
+    summary.sources = [source.describe() for source in first.sources.all]
+    _tell_verified(summary, fetcher.num_verified, len(files) - len(fetcher.failed))
+    return fetcher.failed
 
 
 def _tell_verified(summary: Summary, num_verified: int, num_files: int) -> None:
@@ -173,8 +221,8 @@ def _tell_verified(summary: Summary, num_verified: int, num_files: int) -> None:
 
 def _relative(entry: Entry, target: Target) -> Path:
     """Where a member lies below the collection; its parts were checked when it was listed."""
-    relative = unquote(entry.path[len(target.path.rstrip("/")) :]).lstrip("/")
-    return Path(relative)
+    root = unquote(target.path).rstrip("/")
+    return Path(unquote(entry.path)[len(root) :].lstrip("/"))
 
 
 def fetch_dataset(

@@ -9,8 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from dataset import checksum
 from dataset.collection import Entry
@@ -27,7 +26,6 @@ log = logging.getLogger("trainyard.fetch")
 SMALL_BYTES = 4 << 20  # one block: nothing to resume
 MAX_TRIES = 3
 MAX_SILENT_DIGESTS = 3
-RECORD_EVERY = 64
 WAIT_S = 0.05
 
 
@@ -50,7 +48,6 @@ class SmallFiles:
         self._queue = deque((entry, path, 0) for entry, path in files)
         self._on_bytes = on_bytes
         self._ledger = ledger
-        self._records: list[dict[str, Any]] = []
         self._lock = lookup.lock
         self._error: BaseException | None = None
         self._last_progress = time.monotonic()
@@ -66,11 +63,11 @@ class SmallFiles:
             threading.Thread(target=self._work, daemon=True)
             for _ in range(min(self._lookup.options.connections, len(self._queue)))
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self._flush()
+        with self._ledger.hold_open():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         if self._error is not None:
             raise self._error
 
@@ -136,7 +133,8 @@ class SmallFiles:
     def _at(self, url: str, entry: Entry) -> str:
         """The address of an entry beside that of the known object on the same server."""
         parts = urlsplit(url)
-        prefix = parts.path[: len(parts.path) - len(self._known_path)]
+        path, known = unquote(parts.path), unquote(self._known_path)  # a server may spell it anew
+        prefix = quote(path[: len(path) - len(known)])
         return parts._replace(path=prefix + entry.path).geturl()
 
     def _get(self, entry: Entry, source: Source) -> bytearray:
@@ -191,7 +189,7 @@ class SmallFiles:
         return [f"{kind} ({name_server(url)})"]
 
     def _keep(self, entry: Entry, path: Path, data: bytearray, verified: list[str]) -> None:
-        """Writes the file under its final name, whole; the record follows in batches."""
+        """Writes the file whole; its record, and then its final name."""
         part = part_path(path)
         try:
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -201,23 +199,13 @@ class SmallFiles:
                     view = view[os.write(fd, view) :]
             finally:
                 os.close(fd)
-            part.replace(path)
             identity = self._lookup.target.child(entry.path).identity
-            record = self._ledger.make(path, identity, verified, {})
+            self._ledger.add_before_rename(path, identity, verified, {})
+            part.replace(path)
         except OSError as error:
             raise DiskError(error) from None
         with self._lock:
             self.num_verified += bool(verified)
             self.num_bytes += len(data)
             self._last_progress = time.monotonic()
-            self._records.append(record)
-            is_full = len(self._records) >= RECORD_EVERY
-        self._on_bytes(len(data))
-        if is_full:
-            self._flush()
-
-    def _flush(self) -> None:
-        with self._lock:
-            records, self._records = self._records, []
-        if records:
-            self._ledger.add(records)
+            self._on_bytes(len(data))  # under the lock: a bar is not made for threads

@@ -35,8 +35,24 @@ def test_addresses_with_a_host_are_read_by_their_path() -> None:
     assert parse_listing(body, "/ns/d/") == [Entry("/ns/d/x", 1, False)]
 
 
+@pytest.mark.parametrize("folder", ["/ns/a=b+c@d:e,(f)!", "/ns/a%3Db%2Bc%40d%3Ae%2C%28f%29%21"])
+@pytest.mark.parametrize("href", ["/ns/a=b+c@d:e,(f)!", "/ns/a%3Db%2Bc%40d:e,%28f%29!"])
+def test_a_folder_is_known_in_every_spelling(folder: str, href: str) -> None:
+    body = listing(FOLDER.format(f"{href}/"), FILE.format(f"{href}/x=1 (2).bin", 3))
+    assert parse_listing(body, folder) == [Entry(f"{folder}/x%3D1%20%282%29.bin", 3, False)]
+
+
+def test_a_slash_too_many_does_not_hide_a_folder() -> None:
+    body = listing(FILE.format("/ns/d/x", 1))
+    assert parse_listing(body, "/ns//d/") == [Entry("/ns//d/x", 1, False)]
+
+
 @pytest.mark.parametrize(
-    "href", ["/ns/other/x", "/ns/d/../../etc/passwd", "/ns/d/..", "/ns/d/sub/x", "/ns/d/%2e%2e", ""]
+    "href",
+    [
+        *("/ns/other/x", "/ns/d/../../etc/passwd", "/ns/d/..", "/ns/d/sub/x", "/ns/d/%2e%2e", ""),
+        *("/ns/d/a%2Fb", "/ns/d/a%00b"),
+    ],
 )
 def test_nothing_outside_the_folder_is_believed(href: str) -> None:
     assert parse_listing(listing(FILE.format(href, 1)), "/ns/d") == []

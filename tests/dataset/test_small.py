@@ -1,0 +1,92 @@
+"""Small files of a collection: a kill at any step costs no more than what was under way."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dataset import small
+from dataset.folder import RECORD, Ledger
+from dataset.lookup import Options
+from dataset.remote import fetch_urls
+from dataset.request import Request
+from tests.dataset.dav_server import serving_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
+FAST = Options(stall_s=2.0, give_up_s=10.0, missing_s=0.5, connections=3)
+FILES = {f"/ns/many/n{n % 3}/img_{n}.JPEG": f"{n} ".encode() * (n % 90) for n in range(100)}
+# The command itself, which dies beside the 20th final name: the name given, or about to be.
+KILLED = """
+import os, runpy, signal, sys
+from pathlib import Path
+rename, num_renamed, moment = Path.replace, 0, sys.argv[1]
+def replace(part, path):
+    global num_renamed
+    num_renamed += 1
+    if num_renamed == 20 and moment == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(part, path)
+    if num_renamed >= 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+Path.replace = replace
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_kill_beside_the_final_name_costs_only_what_is_missing(
+    moment: str, tmp_path: Path
+) -> None:
+    script = ROOT / "scripts" / "fetch_osdf.py"
+    with serving_tree(FILES) as (root, gets):
+        command = [sys.executable, "-c", KILLED, moment]
+        killed = subprocess.run(
+            [*command, str(script), f"{root}/ns/many/", "--out", str(tmp_path)],
+            cwd=tmp_path,
+            capture_output=True,
+            env=NOWHERE,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        here = {path for path in FILES if (tmp_path / path.removeprefix("/ns/")).exists()}
+        assert 18 <= len(here) < 40
+        gets.clear()
+        fetch_urls([f"{root}/ns/many/"], Request(tmp_path, FAST, environ=NOWHERE))
+    assert not here & set(gets)
+    for path, content in FILES.items():
+        assert (tmp_path / path.removeprefix("/ns/")).read_bytes() == content
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_every_file_is_recorded_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unrecorded = []
+    rename = Path.replace
+
+    def check_and_rename(part: Path, path: Path) -> Path:
+        if f'"{path.relative_to(tmp_path)}"' not in (tmp_path / RECORD).read_text():
+            unrecorded.append(path)
+        return rename(part, path)
+
+    monkeypatch.setattr(small.Path, "replace", check_and_rename)
+    with serving_tree(FILES) as (root, _):
+        fetch_urls([f"{root}/ns/many/"], Request(tmp_path, FAST, environ=NOWHERE))
+    assert unrecorded == []
+
+
+def test_a_held_record_file_is_closed_and_can_be_written_again(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(b"x")
+    with ledger.hold_open():
+        ledger.add([ledger.make(tmp_path / "a", "id-a", [], {})])
+        ledger.add([ledger.make(tmp_path / "b", "id-b", [], {})])
+    ledger.add([ledger.make(tmp_path / "c", "id-c", [], {})])
+    again = Ledger(tmp_path)
+    assert all(again.find(tmp_path / name, f"id-{name}") for name in ("a", "b", "c"))
