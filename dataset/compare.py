@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from dataset.connection import NETWORK_ERRORS, Pool, explain
 from dataset.journal import CHUNK, chunk_length
 from dataset.lookup import Lookup
 from dataset.receive import check_answer, open_range
-from dataset.sources import Source
+from dataset.sources import MAX_WRONG_BLOCKS, Source
 from dataset.store import ChunkStore
 from dataset.verify import compute_all
 
@@ -17,11 +19,26 @@ log = logging.getLogger("trainyard.fetch")
 
 RUN_CHUNKS = 16
 MAX_COMPARED_BYTES = 4 << 30  # the bound: beyond it, fetching all again costs the same
-MAX_DIFFERENT = 32  # more chunks than this differ: it is another object, not damage
+MAX_DIFFERENT = 32  # more chunks than this differ: fetching a source's share again is quicker
+DIFFERS = "sends other bytes than"
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A chunk that was replaced: whose it was, and whether this start had fetched it."""
+
+    text: str
+    sender: str
+    is_new: bool
 
 
 class TooDifferent(Exception):
-    """So much differs between the sources that they do not hold the same object."""
+    """So much differs from a reference that its senders are wrong, or the object changed."""
+
+    def __init__(self, reference: Source, repairs: Sequence[Repair]) -> None:
+        super().__init__(f"more than {MAX_DIFFERENT} MiB differ at {reference.label}")
+        self.reference = reference
+        self.repairs = tuple(repairs)
 
 
 def mend(
@@ -35,6 +52,7 @@ def mend(
     mended: list[str] = []
     for reference in _references(lookup):
         num_before = len(mended)
+        repairs: list[Repair] = []
         for first in range(0, store.blocks.num_chunks, RUN_CHUNKS):
             end = min(first + RUN_CHUNKS, store.blocks.num_chunks)
             if all(store.sender(chunk) == reference.label for chunk in range(first, end)):
@@ -46,9 +64,10 @@ def mend(
             except NETWORK_ERRORS as error:
                 log.info("%s: %s while comparing", reference.label, explain(error))
                 continue
-            mended += found
-            if len(mended) > MAX_DIFFERENT:
-                raise TooDifferent(reference.label)
+            mended += [repair.text for repair in found]
+            repairs += [repair for repair in found if repair.sender != reference.label]
+            if len(repairs) > MAX_DIFFERENT:
+                raise TooDifferent(reference, repairs)
             if found and is_cheap and is_right():
                 return mended
         if len(mended) > num_before and not is_cheap and is_right():
@@ -56,17 +75,42 @@ def mend(
     return mended
 
 
+def trust_reference(lookup: Lookup, store: ChunkStore, found: TooDifferent) -> str:
+    """What was done, in words: the chunks of the senders that differ are to be fetched elsewhere.
+
+    A sender is refused unless only chunks of an earlier start differ: the object may have been
+    another one then. If the digest stays wrong, `mend` turns to the next source, each one once.
+    """
+    reference = found.reference
+    counts = Counter(repair.sender for repair in found.repairs)
+    guilty = {name for name, count in counts.items() if count >= MAX_WRONG_BLOCKS} or set(counts)
+    now_wrong = Counter(repair.sender for repair in found.repairs if repair.is_new)
+    with lookup.lock:
+        reference.refused, reference.was_trusted = "", True
+        for source in lookup.sources.all:
+            if source.label in guilty & now_wrong.keys():
+                source.refused = f"{DIFFERS} {reference.label}"
+                source.wrong_blocks += now_wrong[source.label]
+                source.errors["wrong bytes"] += now_wrong[source.label]
+    num_bytes = store.drop_from(guilty)
+    names = ", ".join(sorted(guilty))
+    return f"{names}: other bytes than {reference.label}; {num_bytes >> 20} MiB are fetched again"
+
+
 def _references(lookup: Lookup) -> list[Source]:
+    """The origin, the caches, then those that were refused for another that proved no better."""
     origin = lookup.ask(directread=True)
     with lookup.lock:
         lookup.sources.update(origin.sources, origin.namespace.require_token, is_origin=True)
-        usable = [s for s in lookup.sources.usable if s.url.startswith("http")]
-    return sorted(usable, key=lambda source: not source.is_origin)
+        known = [s for s in lookup.sources.all if s.url.startswith("http")]
+    usable = [s for s in known if not s.refused]
+    doubted = [s for s in known if s.refused.startswith(DIFFERS) and not s.was_trusted]
+    return sorted(usable, key=lambda source: not source.is_origin) + doubted
 
 
 def _compare_run(
     lookup: Lookup, store: ChunkStore, reference: Source, first: int, end: int
-) -> list[str]:
+) -> list[Repair]:
     """Fetches a run from the reference and replaces the chunks that differ."""
     size = store.blocks.size
     start, stop = first * CHUNK, min(end * CHUNK, size)
@@ -93,10 +137,11 @@ def _compare_run(
             values = compute_all(store.sums.kinds, view)
             if values != store.sums.get(chunk):
                 text = f"bytes {chunk * CHUNK}-{chunk * CHUNK + len(view) - 1}"
-                sender = store.sender(chunk)
+                sender, is_new = store.sender(chunk), store.is_new(chunk)
                 log.warning("%s from %s differ at %s; replaced", text, sender, reference.label)
                 store.replace(chunk, reference, view, values)
-                mended.append(f"{text} from {sender}, replaced from {reference.label}")
+                text = f"{text} from {sender}, replaced from {reference.label}"
+                mended.append(Repair(text, sender, is_new))
         keep = answer.release(stop - start)
     finally:
         if keep:

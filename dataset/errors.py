@@ -50,6 +50,7 @@ _USER_ERRNOS = {
     errno.EROFS: "choose a folder that can be written",
     errno.ENOSPC: "free some space and run the same command again",
     errno.EDQUOT: "free some of your quota and run the same command again",
+    errno.EIO: "the disk fails: look at the machine's log, or choose another disk",
     errno.ENAMETOOLONG: "choose a shorter path",
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dataset import checksum
 from dataset.acceptance import accept_existing, mend_or_refuse, verify_by_server, whole_checksum
-from dataset.compare import TooDifferent
+from dataset.compare import TooDifferent, trust_reference
 from dataset.connection import Pool
 from dataset.digests import DigestAsker, HashFollower, pick_kinds
 from dataset.errors import PassingError
@@ -21,7 +21,7 @@ from dataset.journal import Journal, Progress, journal_path, part_path
 from dataset.lookup import Access, Lookup, Options
 from dataset.partial import discard, open_part, resume
 from dataset.probe import find_size
-from dataset.store import ChunkStore
+from dataset.store import ChunkStore, DiskError
 from dataset.summary import Summary
 from dataset.transfer import ObjectChanged, Transfer
 from dataset.verify import read_block_checks
@@ -115,20 +115,39 @@ def _fetch_once(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
     journal = Journal.create(journal_path(job.path), progress)
     try:
         store = ChunkStore(fd, journal, progress, lookup.lock, lookup.sources, checks, summary.say)
-        transfer = Transfer(lookup, store)
-        try:
-            digest = _run(job, transfer, progress, summary, on_tick)
-            if checks is not None:
-                summary.verified.append(f"block_crc32c ({checks.where})")
-            verify_by_server(lookup, store, digest, summary)
-            os.fsync(fd)
-        finally:
-            _count(transfer, summary)
+        while not _fill(job, Transfer(lookup, store), progress, summary, on_tick):
+            pass
+        os.fsync(fd)
     finally:
         with lookup.lock:  # a late digest may be about to be written down
             journal.close()
         os.close(fd)
     _finish(job, summary)
+
+
+def _fill(
+    job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
+) -> bool:
+    """Transfers and verifies; False when much of it was wrong and must come from other sources."""
+    store, digest = transfer.store, None
+    try:
+        digest = _run(job, transfer, progress, summary, on_tick)
+        if store.checks is not None:
+            summary.verified.append(f"block_crc32c ({store.checks.where})")
+        verify_by_server(transfer.lookup, store, digest, summary)
+        return True
+    except TooDifferent as found:
+        if digest is not None:
+            again = DigestAsker(transfer, progress).wait()
+            if again is None or again[:2] != digest[:2]:
+                raise  # another object than before, not wrong bytes
+        summary.say(trust_reference(transfer.lookup, store, found))
+        summary.verified.clear()
+        return False
+    except DiskError as error:
+        raise error.error from None
+    finally:
+        _count(transfer, summary)
 
 
 def _compare_etags(lookup: Lookup, progress: Progress) -> None:
@@ -173,7 +192,7 @@ def _count(transfer: Transfer, summary: Summary) -> None:
     waste = transfer.store.waste
     summary.fetched_bytes = sum(source.bytes for source in transfer.sources.all)
     summary.bytes_twice = vars(waste)
-    summary.hedges = transfer.num_hedges
+    summary.hedges += transfer.num_hedges
 
 
 def _finish(job: Job, summary: Summary) -> None:

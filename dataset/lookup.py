@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from dataset.connection import NETWORK_ERRORS, Pool, explain, get_document
@@ -21,7 +22,14 @@ from dataset.federation import (
     read_director_answer,
 )
 from dataset.sources import Sources
-from dataset.tokens import TokenStore, find_login, may_carry_secret, redact
+from dataset.tokens import (
+    Logins,
+    TokenStore,
+    find_login,
+    may_carry_secret,
+    read_logins,
+    redact,
+)
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -45,8 +53,10 @@ class Options:
     def __post_init__(self) -> None:
         if not 1 <= self.connections <= 64:
             raise UserError(f"--connections {self.connections}: give 1 to 64")
+        if self.max_caches < 1:
+            raise UserError(f"--caches {self.max_caches}: give 1 or more")
         for name in ("stall_s", "give_up_s", "missing_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise UserError(f"{name} is {getattr(self, name)}; give a number above 0")
 
 
@@ -58,6 +68,14 @@ class Access:
     tokens: TokenStore
     netrc: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.netrc is not None:
+            _ = self._logins  # what is wrong with it is said at the start
+
+    @cached_property
+    def _logins(self) -> Logins | None:
+        return read_logins(self.environ, self.netrc)
+
     def headers(self, url: str, wants_token: bool) -> dict[str, str]:
         """The Authorization for a server of the federation, where it may be sent."""
         if wants_token and self.tokens.token and may_carry_secret(url):
@@ -66,7 +84,7 @@ class Access:
 
     def login(self, url: str) -> dict[str, str]:
         """The Authorization for a plain server outside a federation."""
-        basic = find_login(url, self.environ, self.netrc)
+        basic = find_login(url, self._logins if may_carry_secret(url) else None)
         if basic:
             return {"Authorization": basic}
         # A token that merely lies about in the environment is for federations, not for any server.
@@ -94,6 +112,8 @@ class Lookup:
         self._started = time.monotonic()
         self._running = threading.Lock()
         self.pool = pool
+        if target.scheme != "pelican":
+            access.login(target.url)  # a broken ~/.netrc is said here and not by a thread
 
     def headers(self, url: str, wants_token: bool) -> dict[str, str]:
         """The Authorization of one request for the object's bytes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import stat
 import threading
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from dataset.checksum import parse_digest_header
 from dataset.connection import CONNECT_S, NETWORK_ERRORS, Answer, Pool, explain, get_document
-from dataset.errors import PassingError
+from dataset.errors import PassingError, UserError
 from dataset.lookup import Lookup
 from dataset.receive import OtherSize, StatusError, check_answer, open_range
 from dataset.sources import Source, name_server
@@ -66,14 +67,17 @@ def find_size(lookup: Lookup) -> int:
     """
     if lookup.target.scheme == "file":
         lookup.refresh()
-        return Path(unquote(lookup.target.path)).stat().st_size
+        return _measure_file(Path(unquote(lookup.target.path)))
     started = time.monotonic()
     votes: dict[Source, int] = {}
+    crashes: list[Exception] = []
     first_vote_at = None
     while True:
         now = time.monotonic()
-        _ask_more(lookup, votes, now)
+        _ask_more(lookup, votes, crashes, now)
         with lookup.lock:
+            if crashes:
+                raise crashes[0]
             if votes and first_vote_at is None:
                 first_vote_at = now
             voters = [s for s in lookup.sources.usable if s in votes]
@@ -89,6 +93,15 @@ def find_size(lookup: Lookup) -> int:
         lookup.check_patience(time.monotonic(), started)
 
 
+def _measure_file(path: Path) -> int:
+    """The size of a local file; what cannot be read like one is the user's mistake."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        raise UserError(f"{path} is {what}; give the URL of a file")
+    return status.st_size
+
+
 def _count_votes(votes: dict[Source, int], voters: list[Source], is_done: bool) -> int | None:
     """The size that has won; None while the vote is open."""
     sizes = [votes[source] for source in voters]
@@ -100,7 +113,9 @@ def _count_votes(votes: dict[Source, int], voters: list[Source], is_done: bool) 
     return next((votes[source] for source in voters if source.is_origin), None)
 
 
-def _ask_more(lookup: Lookup, votes: dict[Source, int], now: float) -> None:
+def _ask_more(
+    lookup: Lookup, votes: dict[Source, int], crashes: list[Exception], now: float
+) -> None:
     """Keeps two questions open until two sources agree; looks up again when all have failed."""
     with lookup.lock:
         usable = lookup.sources.usable
@@ -117,11 +132,14 @@ def _ask_more(lookup: Lookup, votes: dict[Source, int], now: float) -> None:
             if is_free and num_open < wanted:
                 source.active += 1
                 threading.Thread(
-                    target=_ask_size, args=(lookup, source, votes), daemon=True
+                    target=_ask_size, args=(lookup, source, votes, crashes), daemon=True
                 ).start()
 
 
-def _ask_size(lookup: Lookup, source: Source, votes: dict[Source, int]) -> None:
+def _ask_size(
+    lookup: Lookup, source: Source, votes: dict[Source, int], crashes: list[Exception]
+) -> None:
+    """One question in a thread of its own; what is no answer and no failure goes to `crashes`."""
     problem, retry_after_s, size = "", 0.0, None
     try:
         size = ask_size(lookup, source)
@@ -129,6 +147,8 @@ def _ask_size(lookup: Lookup, source: Source, votes: dict[Source, int]) -> None:
         problem, retry_after_s = str(error.status), error.retry_after_s
     except NETWORK_ERRORS as error:
         problem = explain(error)
+    except Exception as error:
+        crashes.append(error)
     with lookup.lock:
         source.active -= 1
         if size is not None:

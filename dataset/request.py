@@ -31,6 +31,10 @@ class Request:
     method: str = "auto"
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
+    def __post_init__(self) -> None:
+        if self.index is not None and not self.index.is_file():
+            raise UserError(f"--index {self.index}: no such file; give a TAR.index or leave it out")
+
     @property
     def access(self) -> Access:
         return Access(self.environ, TokenStore(self.environ, self.token, os.getuid()), self.netrc)

@@ -43,6 +43,7 @@ class Source:
     missing: bool = False  # its last answer was 404
     denied: bool = False  # its last answer was 401 or 403
     wrong_blocks: int = 0
+    was_trusted: bool = False  # others were refused because they differ from it
     bytes: int = 0
     seconds: float = 0.0
     stalls: int = 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 
 from dataset.blocks import ARRIVED, MISSING, WRITING, BlockMap, Waste
@@ -56,6 +57,7 @@ class ChunkStore:
         self._sent_by = array("h", [-1] * self.blocks.num_chunks)
         self._helped: dict[int, str] = {}  # chunk -> another source that sent its first bytes
         self._wrong: dict[int, int] = {}
+        self._earlier = set(progress.chunks)  # what was there before this start
         for chunk, (source, values) in progress.chunks.items():
             self.sums.set(chunk, values)
             self._sent_by[chunk] = source
@@ -65,6 +67,10 @@ class ChunkStore:
         """The name of the source that a chunk came from."""
         number = self._sent_by[chunk]
         return self._names[number] if 0 <= number < len(self._names) else "an earlier start"
+
+    def is_new(self, chunk: int) -> bool:
+        """Whether a chunk that is there was fetched by this start."""
+        return chunk not in self._earlier
 
     def write(
         self,
@@ -92,6 +98,7 @@ class ChunkStore:
             write_at(self.fd, view, chunk * CHUNK)
             self.journal.add_chunk(chunk, number, values)
         except OSError as error:
+            error.filename = error.filename or str(self.journal.path.with_suffix(""))
             with self._lock:
                 self.blocks.state[chunk] = MISSING
                 self.num_writing -= 1
@@ -101,6 +108,8 @@ class ChunkStore:
             self.unsynced_bytes += len(view)
             self.sums.set(chunk, values)
             self._sent_by[chunk] = number
+            self._earlier.discard(chunk)
+            self._helped.pop(chunk, None)
             if helper is not None:
                 self._helped[chunk] = helper.label
             self.blocks.state[chunk] = ARRIVED
@@ -116,6 +125,20 @@ class ChunkStore:
             self.waste.compared -= len(view)
             source.bytes -= len(view)  # counted when they were compared
         self.write(chunk, source, view, values)
+
+    def drop_from(self, names: Collection[str]) -> int:
+        """Makes all that came from these senders missing again; returns its bytes."""
+        num_bytes = end = 0
+        with self._lock:
+            senders = [{self.sender(n), self._helped.get(n)} for n in range(self.blocks.num_chunks)]
+            for is_theirs, run in itertools.groupby(senders, lambda s: not s.isdisjoint(names)):
+                first, end = end, end + len(list(run))
+                if is_theirs:
+                    self.journal.drop_chunks(first, end)
+                    self.blocks.drop(first, end, frozenset())
+                    num_bytes += min(end * CHUNK, self.blocks.size) - first * CHUNK
+            self.waste.wrong += num_bytes
+        return num_bytes
 
     def sync(self) -> None:
         """Sends what was written to the disk, so that a power cut costs little."""

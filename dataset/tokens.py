@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from dataset.errors import UserError
 
+Logins = netrc.netrc
 _SECRETS = (
     re.compile(r"(?i)(authz=|access_token=|bearer_token=)[^&\s\"'<>;,)]+"),
     re.compile(r"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic)\s+)[^\s\"',;)]+"),
@@ -134,22 +135,30 @@ def read_expiry(token: str) -> float | None:
         return None
 
 
-def find_login(url: str, environ: Mapping[str, str], file: Path | None = None) -> str | None:
-    """The value of a Basic Authorization header for a host, from the URL or a netrc file."""
+def read_logins(environ: Mapping[str, str], file: Path | None = None) -> Logins | None:
+    """The logins of a netrc file, the given one or the usual one; None without a usual one."""
+    path = file or Path(environ.get("NETRC") or Path(environ.get("HOME", "/")) / ".netrc")
+    if file is not None and not file.is_file():
+        raise UserError(f"--netrc {file}: no such file; give the file that holds the logins")
+    if not path.is_file():
+        return None
+    try:
+        return Logins(str(path))
+    except netrc.NetrcParseError as error:  # its text may hold a password
+        where = f"{path}, line {error.lineno}"
+    except (OSError, UnicodeDecodeError) as error:
+        where = f"{path} ({getattr(error, 'strerror', 'not a text')})"
+    raise UserError(f"cannot read logins from {where}; see man netrc")
+
+
+def find_login(url: str, logins: Logins | None) -> str | None:
+    """The value of a Basic Authorization header for a host, from the URL or the logins."""
     parts = urlsplit(url)
     if not may_carry_secret(url):
         return None
     if parts.username:
         return _basic(unquote(parts.username), unquote(parts.password or ""))
-    path = file or Path(environ.get("NETRC") or Path(environ.get("HOME", "/")) / ".netrc")
-    if file is None and not path.is_file():
-        return None
-    try:
-        entry = netrc.netrc(str(path)).authenticators(parts.hostname or "")
-    except netrc.NetrcParseError as error:
-        raise UserError(
-            f"cannot read logins from {path}, line {error.lineno}; see man netrc"
-        ) from None
+    entry = logins.authenticators(parts.hostname or "") if logins is not None else None
     return _basic(entry[0], entry[2] or "") if entry else None
 
 

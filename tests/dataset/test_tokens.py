@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from dataset.errors import UserError
-from dataset.tokens import TokenStore, find_login, may_carry_secret, read_expiry, redact
+from dataset.tokens import (
+    TokenStore,
+    find_login,
+    may_carry_secret,
+    read_expiry,
+    read_logins,
+    redact,
+)
 
 
 def make_jwt(expires_in_s: float) -> str:
@@ -107,10 +114,11 @@ def test_a_login_comes_from_netrc_for_its_own_host(tmp_path: Path) -> None:
     file = tmp_path / "netrc"
     file.write_text("machine image-net.org login me password secret\n")
     file.chmod(0o600)
-    found = find_login("https://image-net.org/a.tar", {}, file)
+    logins = read_logins({}, file)
+    found = find_login("https://image-net.org/a.tar", logins)
     assert found == "Basic " + base64.b64encode(b"me:secret").decode()
-    assert find_login("https://elsewhere.org/a.tar", {}, file) is None
-    assert find_login("http://image-net.org/a.tar", {}, file) is None  # in the clear
+    assert find_login("https://elsewhere.org/a.tar", logins) is None
+    assert find_login("http://image-net.org/a.tar", logins) is None  # in the clear
 
 
 def test_a_broken_netrc_is_named_without_its_content(tmp_path: Path) -> None:
@@ -118,5 +126,18 @@ def test_a_broken_netrc_is_named_without_its_content(tmp_path: Path) -> None:
     file.write_text("machine image-net.org lgin me password hunter2\n")
     file.chmod(0o600)
     with pytest.raises(UserError) as caught:
-        find_login("https://image-net.org/a.tar", {}, file)
+        read_logins({}, file)
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_netrc_that_is_no_text_is_the_users_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "netrc"
+    file.write_bytes(b"machine a login \xff\xfe password b\n")
+    with pytest.raises(UserError, match="not a text"):
+        read_logins({}, file)
+
+
+def test_only_a_netrc_that_was_named_must_be_there(tmp_path: Path) -> None:
+    assert read_logins({"HOME": str(tmp_path)}) is None
+    with pytest.raises(UserError, match="no such file"):
+        read_logins({}, tmp_path / "none")

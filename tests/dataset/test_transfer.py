@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dataset import checksum
-from dataset.errors import DataError, PassingError, UserError
+from dataset.errors import DataError, PassingError, UserError, run_command
 from dataset.journal import CHUNK
 from dataset.lookup import Options
 from dataset.remote import fetch_urls
@@ -188,6 +189,65 @@ def test_a_login_that_is_refused_is_exit_2_and_names_netrc(tmp_path: Path) -> No
 
     with serving(CONTENT, refuse) as (url, _), pytest.raises(UserError, match="netrc"):
         fetch(url, tmp_path)
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["--netrc", "~/.netrc"])
+def test_a_broken_netrc_is_said_at_once_and_asks_nobody(is_named: bool, tmp_path: Path) -> None:
+    netrc = tmp_path / ".netrc"
+    netrc.write_text("machine 127.0.0.1 lgin me password hunter2\n")
+    environ = {**NOWHERE, "HOME": str(tmp_path)}
+    with serving(CONTENT) as (url, seen), pytest.raises(UserError, match="line 1"):
+        fetch(url, tmp_path / "out", netrc=netrc if is_named else None, environ=environ)
+    assert seen == []
+
+
+def test_a_broken_netrc_in_the_home_folder_is_no_matter_to_a_file(tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text("nonsense\n")
+    (tmp_path / "source.bin").write_bytes(CONTENT)
+    fetch(f"file://{tmp_path}/source.bin", tmp_path / "out", environ={"HOME": str(tmp_path)})
+    assert (tmp_path / "out" / "source.bin").read_bytes() == CONTENT
+
+
+def test_an_error_in_a_question_for_the_size_ends_the_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(lookup: object, source: object) -> int:
+        raise UserError("said in a thread")
+
+    monkeypatch.setattr("dataset.probe.ask_size", fail)
+    with serving(CONTENT) as (url, _), pytest.raises(UserError, match="said in a thread"):
+        fetch(url, tmp_path)
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_folder_is_refused_as_a_file(end: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="is a folder"):
+        fetch(f"file://{tmp_path}/folder{end}", tmp_path / "out")
+
+
+def test_an_index_that_was_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        Request(tmp_path, index=tmp_path / "typo.index")
+
+
+@pytest.mark.parametrize("field", ["connections", "max_caches", "stall_s"])
+def test_a_transfer_with_nothing_of_a_kind_is_refused(field: str) -> None:
+    with pytest.raises(UserError, match="0"):
+        replace(FAST, **{field: 0})
+
+
+def test_a_disk_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(fd: int, view: memoryview, offset: int) -> None:  # a fake: no disk here fails
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("dataset.store.write_at", fail)
+    with serving(CONTENT) as (url, _):
+        assert run_command(lambda: fetch(url, tmp_path) and 0) == 2
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error:")]
+    assert f"Input/output error: {tmp_path}/object.bin.part; the disk fails" in line
 
 
 def test_a_token_from_the_environment_stays_out_of_plain_servers(tmp_path: Path) -> None:

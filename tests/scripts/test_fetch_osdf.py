@@ -41,7 +41,12 @@ def test_help_has_an_example(tmp_path: Path) -> None:
         (["https://host/x", "--out", "o", "--connections", "0"], "1 to 64"),
         (["https://host/x", "--out", "o", "--give-up-after", "soon"], "30m"),
         (["https://host/x", "--out", "o", "--token", "none"], "no such file"),
+        (["https://host/x", "--out", "o", "--netrc", "none"], "no such file"),
+        (["https://host/x", "--out", "o", "--index", "typo.index"], "no such file"),
+        (["https://host/x", "--out", "o", "--caches", "0"], "1 or more"),
         (["file:///no/such/file", "--out", "o"], "No such file"),
+        (["file:///usr", "--out", "o"], "/usr is a folder"),
+        (["file:///usr/", "--out", "o"], "/usr is a folder"),
         (["https://host/x", "--out", "o", "--method", "osdf"], "--method osdf"),
     ],
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from dataset import compare
 from tests.cluster.osdf.fetch_cases import CASES, Case
 from tests.cluster.osdf.fetching import MIB, Fetcher, Result, leftovers, make_content, write_index
+from tests.cluster.osdf.rules import Fault
 
 pytestmark = pytest.mark.osdf
 SIZE = 24 * MIB + 12345
@@ -38,6 +41,28 @@ def test_a_fault_alone(
         assert result.summary.fetched_bytes == SIZE + twice, "fetched twice, uncounted"
     else:
         assert not result.path.exists()
+
+
+@pytest.mark.parametrize("has_given", [True, False], ids=["given_md5", "digest_of_the_origin"])
+def test_a_cache_that_corrupts_all_it_sends_is_refused_and_the_rest_is_kept(
+    has_given: bool, osdf: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "MAX_DIFFERENT", 16)  # a small share of a busy machine, too
+    content = make_content(96 * MIB, 30)
+    path = osdf.put("fetch-faults/large.bin", content)
+    fetch = Fetcher(osdf, tmp_path)
+    if has_given:
+        fetch.given = {"md5": hashlib.md5(content).hexdigest()}
+    with osdf.faults(Fault("flip", server="cache1", path=path, at=list(range(3, 96 * MIB, MIB)))):
+        result = fetch(path)
+    assert result.exit_code == 0, result.message
+    assert result.path.read_bytes() == content
+    assert not any("starting over" in note for note in result.summary.notes)
+    refused = [source for source in result.summary.sources if source["refused"]]
+    assert len(refused) == 1 and refused[0]["wrong_blocks"] > 16
+    twice = sum(result.summary.bytes_twice.values())
+    assert result.summary.fetched_bytes == len(content) + twice
+    assert sum(source["bytes"] for source in result.summary.sources) == len(content) + twice
 
 
 def run_case(case: Case, osdf: ModuleType, path: str, content: bytes, out: Path) -> Result:

@@ -179,12 +179,13 @@ def test_an_object_that_changed_since_is_fetched_anew_and_that_is_said(
     assert any("starting over" in note for note in result.summary.notes)
 
 
+@pytest.mark.parametrize("size", [24 * MIB, 96 * MIB], ids=["24_MiB", "96_MiB"])
 def test_an_object_that_changes_under_our_hands_is_never_mixed(
-    osdf: ModuleType, tmp_path: Path
+    size: int, osdf: ModuleType, tmp_path: Path
 ) -> None:
-    old, new = make_content(24 * MIB, 7), make_content(24 * MIB, 8)
-    path = osdf.put("fetch-resume/mixed.bin", old)
-    changed = osdf.put("fetch-resume/mixed-new.bin", new)
+    old, new = make_content(size, 7), make_content(size, 8)
+    path = osdf.put(f"fetch-resume/mixed{size}.bin", old)
+    changed = osdf.put(f"fetch-resume/mixed-new{size}.bin", new)
     with osdf.faults(Fault("change", server="[co]*", path=path, to=changed, skip=4)):
         result = Fetcher(osdf, tmp_path)(path)
     assert result.exit_code == 0, result.message

@@ -1,0 +1,164 @@
+"""Much wrong from one of several caches, where only a digest of the whole tells."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from dataset import compare
+from dataset.errors import DataError
+from dataset.journal import CHUNK
+from dataset.lookup import Options
+from dataset.remote import fetch_urls
+from dataset.request import Request
+from dataset.store import write_at
+from dataset.summary import Summary
+from tests.dataset.small_server import Handler, serving
+
+FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
+NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
+SIZE = 64 * CHUNK
+CONTENT = np.random.default_rng(1).bytes(SIZE)
+MAX_DIFFERENT = 8
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def few_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a cache's share of a small object is too much, however the load is spread."""
+    monkeypatch.setattr(compare, "MAX_DIFFERENT", MAX_DIFFERENT)
+
+
+def damage(content: bytes, at: int = 3) -> bytes:
+    """The content with one byte of every MiB flipped."""
+    damaged = bytearray(content)
+    for offset in range(at, len(content), CHUNK):
+        damaged[offset] ^= 0xFF
+    return bytes(damaged)
+
+
+@contextmanager
+def federation(caches: Sequence[bytes], origin: bytes | None = None) -> Iterator[list[str]]:
+    """The addresses of a director (a fake), of its caches with what each serves, of its origin."""
+    with ExitStack() as stack:
+
+        def serve(number: int, handler: Handler) -> bool:
+            handler.content = caches[number]  # as it is now: a test may change it
+            return False
+
+        numbers = range(len(caches))
+        named = [stack.enter_context(serving(b"", partial(serve, n)))[0] for n in numbers]
+        behind = [] if origin is None else [stack.enter_context(serving(origin))[0]]
+
+        def direct(handler: Handler) -> bool:
+            path, _, query = handler.path.partition("?")
+            if path.startswith("/.well-known/"):
+                handler.content = json.dumps({"director_endpoint": place}).encode()
+                return False
+            found = behind if query == "directread" and behind else named
+            links = [f'<{url}>; rel="duplicate"; pri={n}' for n, url in enumerate(found, 1)]
+            handler.send_response(307)
+            handler.send_header("Link", ", ".join(links))
+            handler.send_header("X-Pelican-Namespace", "namespace=/, require-token=false")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return True
+
+        place = "http://" + urlsplit(stack.enter_context(serving(b"", direct))[0]).netloc
+        yield [place, *(f"http://{urlsplit(url).netloc}" for url in [*named, *behind])]
+
+
+def fetch(director: str, out: Path, md5: str = MD5) -> Summary:
+    request = Request(out, FAST, federation=director, given={"md5": md5}, environ=NOWHERE)
+    (summary,) = fetch_urls(["osdf:///object.bin"], request)
+    return summary
+
+
+def check_books(summary: Summary) -> None:
+    """Every byte is counted, at its source and, if it came twice, by its cause."""
+    twice = sum(summary.bytes_twice.values())
+    assert summary.fetched_bytes == summary.size - summary.resumed_bytes + twice
+    assert sum(source["bytes"] for source in summary.sources) == summary.fetched_bytes
+
+
+@pytest.mark.parametrize("has_origin", [True, False], ids=["origin", "no_origin"])
+@pytest.mark.parametrize("wrong", [0, 1], ids=["nearest_is_wrong", "nearest_is_right"])
+def test_the_one_of_two_caches_that_corrupts_is_found(
+    wrong: int, has_origin: bool, tmp_path: Path
+) -> None:
+    caches = [CONTENT, CONTENT]
+    caches[wrong] = damage(CONTENT)
+    with federation(caches, CONTENT if has_origin else None) as (director, *places):
+        summary = fetch(director, tmp_path)
+    assert (tmp_path / "object.bin").read_bytes() == CONTENT
+    assert not any("starting over" in note for note in summary.notes)
+    refused = [source["source"] for source in summary.sources if source["refused"]]
+    assert refused == [places[wrong]]
+    check_books(summary)
+    if has_origin:  # it tells at once who is wrong: nothing that was right is fetched again
+        (bad,) = [s for s in summary.sources if s["source"] == places[wrong]]
+        assert 0 < summary.bytes_twice["wrong"] <= bad["bytes"]
+        assert bad["wrong_blocks"] > MAX_DIFFERENT
+
+
+def test_an_origin_that_corrupts_gives_way_to_a_cache_that_does_not(tmp_path: Path) -> None:
+    caches = [damage(CONTENT, at=3), CONTENT]
+    with federation(caches, damage(CONTENT, at=4)) as (director, *places):
+        summary = fetch(director, tmp_path)
+    assert (tmp_path / "object.bin").read_bytes() == CONTENT
+    assert places[1] not in [source["source"] for source in summary.sources if source["refused"]]
+    check_books(summary)
+
+
+def test_chunks_of_an_object_that_was_another_one_do_not_speak_against_its_caches(
+    tmp_path: Path,
+) -> None:
+    caches = [CONTENT[::-1]] * 2
+    with federation(caches) as (director, *_):
+        with pytest.raises(DataError):
+            fetch(director, tmp_path)  # it has another md5: the partial file is kept
+        caches[:] = [CONTENT] * 2
+        summary = fetch(director, tmp_path)
+    assert (tmp_path / "object.bin").read_bytes() == CONTENT
+    assert summary.resumed_bytes == SIZE
+    assert not any(source["refused"] for source in summary.sources)
+    check_books(summary)
+
+
+def test_sources_that_all_corrupt_are_exit_3_and_named(tmp_path: Path) -> None:
+    caches = [damage(CONTENT, at=3), damage(CONTENT, at=4)]
+    with federation(caches) as (director, *places), pytest.raises(DataError) as caught:
+        fetch(director, tmp_path)
+    assert "fails verification" in str(caught.value)
+    (summary,) = caught.value.summaries  # type: ignore[attr-defined]
+    assert {source["source"] for source in summary.sources} == set(places)
+    assert all(any(f"{place}: other bytes" in n for n in summary.notes) for place in places)
+    check_books(summary)
+    assert not (tmp_path / "object.bin").exists()
+
+
+def test_a_disk_that_fails_while_wrong_bytes_are_replaced_is_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def fail_late(fd: int, view: memoryview, offset: int) -> None:  # a fake: no disk here fails
+        written.append(offset)
+        if len(written) > SIZE // CHUNK:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        write_at(fd, view, offset)
+
+    monkeypatch.setattr("dataset.store.write_at", fail_late)
+    with federation([damage(CONTENT), CONTENT]) as (director, *_), pytest.raises(OSError) as caught:
+        fetch(director, tmp_path)
+    assert caught.value.errno == errno.EIO
