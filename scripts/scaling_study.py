@@ -21,6 +21,7 @@ from scripts.study.plan import (
     Plan,
     SlurmOptions,
     StudyFile,
+    describe_pin,
     extend_study,
     make_points,
     read_study,
@@ -76,6 +77,8 @@ def _start(args: argparse.Namespace, flags: list[str]) -> int:
     if args.dry_run:
         for _, same_size in groupby(points, key=lambda point: point.num_gpus):
             print(describe(plan, list(same_size), folder))
+        if pin := describe_pin(plan, folder):
+            log.info("%s", pin)
         return DONE
     study = StudyFile(plan)
     if (folder / STUDY_FILE).exists():

@@ -29,6 +29,7 @@ class Comm:
         self.control: Any = None
         self._store: Any = None
         self._closing = False
+        self._progress = 0
         if launch.world_size == 1:
             return
         if launch.num_nodes == 1:
@@ -43,6 +44,10 @@ class Comm:
         # Stop votes and small host values go through gloo, so that they never wait for the device.
         self.control = dist.new_group(backend="gloo", timeout=timeout)
 
+    def advance(self) -> None:
+        """Notes that this rank came further: that tells who hangs when a collective times out."""
+        self._progress += 1
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor summed over all ranks, in place."""
         if self.world_size > 1:
@@ -53,6 +58,7 @@ class Comm:
         """Each rank's value, in the order of the ranks, on every rank."""
         if self.control is None:
             return [value]
+        self.advance()
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.control)
         return values
@@ -120,8 +126,13 @@ class Comm:
                 if self._store.check(["failed"]):
                     return _parse_failure(self._store.get("failed"))
                 time.sleep(0.05)
-            silent = self._name_silent(since=beats) or "a rank that answers again"
-            return f"lost contact with {silent}", CRASH
+            silent = self._name_silent(since=beats)
+            if silent:
+                return f"lost contact with {silent}", CRASH
+            behind = self._name_behind()
+            if behind:
+                return f"{behind} hangs: it answers, but did not come as far as the others", CRASH
+            return "lost contact with a rank that answers again", CRASH
         except RuntimeError:
             return "lost contact with rank 0 (it does not answer any more)", CRASH
 
@@ -159,7 +170,7 @@ class Comm:
     def _beat_and_listen(self, on_failure: Callable[[str, int], None]) -> None:
         while not self._closing:
             try:
-                self._store.set(f"alive/{self.rank}", str(time.monotonic()))
+                self._store.set(f"alive/{self.rank}", f"{self._progress} {time.monotonic()}")
                 failed = self._store.check(["failed"])
             except RuntimeError:
                 return  # the collective that is under way fails too, and reports it
@@ -178,6 +189,11 @@ class Comm:
         """The ranks that have not beaten since an earlier look, or an empty string."""
         pairs = zip(since, self._read_beats(), strict=True)
         return ", ".join(f"rank {rank}" for rank, (old, new) in enumerate(pairs) if old == new)
+
+    def _name_behind(self) -> str:
+        """The ranks that have not come as far as the furthest one, or an empty string."""
+        steps = [int(beat.split()[0]) if beat else 0 for beat in self._read_beats()]
+        return ", ".join(f"rank {rank}" for rank, step in enumerate(steps) if step < max(steps))
 
 
 def _parse_failure(raw: bytes) -> tuple[str, int]:

@@ -9,7 +9,7 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dataset.errors import UserError
 
@@ -22,6 +22,9 @@ EXAMPLE = """examples:
 exit codes: 0 done, 1 crash, 2 your mistake, 3 bad data, 4 diverged, 75 try again,
             85 stopped with a checkpoint: run the same command again
 """
+
+
+MAX_SEED = 2**63  # torch takes no more than 64 bits
 
 
 def _flag(default: Any, text: str, *names: str, choices: tuple[str, ...] = ()) -> Any:
@@ -45,6 +48,8 @@ class TrainConfig:
     wd: float | None = _flag(None, "weight decay; default: the recipe's", "--wd", "--weight-decay")
     warmup_epochs: float | None = _flag(None, "linear warm-up; default: the recipe's")
     label_smoothing: float | None = _flag(None, "label smoothing; default: the recipe's")
+    lars_eta: float | None = _flag(None, "LARS's trust coefficient; default: the recipe's")
+    lars_eps: float | None = _flag(None, "LARS's epsilon; default: the recipe's")
     ema: float = _flag(0.0, "decay of the averaged weights at batch 256, 0 for none")
     workers: int | None = _flag(None, "cores of a rank's loader; 0: in-process", "-j", "--workers")
     threads: int | None = _flag(None, "compute threads of a rank on CPU; default: its cores")
@@ -85,9 +90,11 @@ class TrainConfig:
         for name in ("microbatch", "max_steps", "threads"):
             value = getattr(self, name)
             _check(value is None or value >= 1, name, value, "at least 1")
-        for name in ("workers", "lr", "wd", "momentum", "warmup_epochs", "skip_bad_images", "seed"):
+        recipe = ("lr", "wd", "momentum", "warmup_epochs", "lars_eta", "lars_eps")
+        for name in ("workers", "skip_bad_images", *recipe):
             value = getattr(self, name)
             _check(value is None or value >= 0, name, value, "0 or more")
+        _check(0 <= self.seed < MAX_SEED, "seed", self.seed, f"in [0, {MAX_SEED})")
         _check(0 <= self.ema < 1, "ema", self.ema, "in [0, 1)")
         smoothing = self.label_smoothing
         ok = smoothing is None or 0 <= smoothing < 1
@@ -108,9 +115,16 @@ class TrainConfig:
         return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
 
 
+class _OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong with the flags in one line, without the usage of all of them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; {self.prog} --help lists the flags")
+
+
 def parse_config(argv: list[str]) -> TrainConfig:
     """The configuration that the command line asks for."""
-    parser = argparse.ArgumentParser(
+    parser = _OneLineParser(
         prog="python -m train",
         description="Trains an image classifier on one or many ranks; continues where it stopped.",
         epilog=EXAMPLE,

@@ -43,7 +43,8 @@ class EpochMeter:
         if in_epoch == 0 and not is_due:
             self._progress.sums = EpochSums()
         self._first_step = self._trainer.step
-        self._begin_s, self._end_s = time.monotonic(), None
+        self._begin_s = time.monotonic()
+        self._end_s = self._begin_s if is_due else None  # its training is over already
         self._begin_wait_s = self._clock.seconds["data_wait"]
         self._skipped = 0
         self._pending = None

@@ -22,7 +22,10 @@ from train.recorder import Recorder
 
 ADVICE = "; the last good checkpoint is kept: lower --lr, lengthen the warm-up, or use fp32"
 # What torch writes when a collective fails because another rank is gone.
-_LOST_PEER = ("Connection closed by peer", "Connection reset", "gloo", "Timed out", "NCCL", "c10d")
+_LOST_PEER = (
+    *("Connection closed by peer", "Connection reset", "Timed out", "Application timeout"),
+    *("gloo", "NCCL", "c10d"),
+)
 
 
 class Diverged(CommandError):

@@ -80,7 +80,10 @@ def _load_in_processes(images: Images, items: Iterable[Item], num_workers: int) 
         worker_init_fn=_init_worker,
         multiprocessing_context="fork",
     )
-    yield from loader
+    try:
+        yield from loader
+    except (ConnectionError, EOFError) as error:  # killed while it was handing over a batch
+        raise RuntimeError(f"DataLoader worker died ({type(error).__name__})") from error
 
 
 def dummy_batches(

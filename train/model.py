@@ -15,7 +15,8 @@ from dataset.errors import UserError
 log = logging.getLogger("trainyard")
 
 # Their training heads return several outputs; we train the main one alone.
-_AUX_HEADS = ("inception_v3", "googlenet")
+_AUX_HEADS = {"inception_v3": ("AuxLogits",), "googlenet": ("aux1", "aux2")}
+COMMON_SIZE = 224  # pixels a side that every classifier of torchvision takes
 
 
 def build_model(
@@ -25,19 +26,49 @@ def build_model(
 
     may_fit: given weights may be for other classes, and the last layer is then new.
     """
-    known = torchvision.models.list_models(module=torchvision.models)
-    if arch not in known:
-        close = [name for name in known if arch[:6] in name][:5] or ["resnet18", "resnet50"]
-        raise UserError(f"unknown --arch {arch!r}; torchvision has {', '.join(close)}, ...")
+    check_arch(arch)
     options: dict[str, Any] = {}
-    if arch in _AUX_HEADS and not pretrained:
-        options = {"aux_logits": False, "init_weights": True}
+    if arch in _AUX_HEADS:
+        # torchvision's weights want their inputs scaled so; a state dict does not say whether.
+        options = {"aux_logits": False, "init_weights": True, "transform_input": True}
     if pretrained:
         return _fit_last_layer(_download(arch), num_classes, may_fit)
     model: nn.Module = torchvision.models.get_model(arch, num_classes=num_classes, **options)
     if weights is not None:
         _load_fitting(model, read_state_dict(weights), weights, may_fit)
     return model
+
+
+def check_arch(arch: str) -> None:
+    """Refuses a name that is none of torchvision's classifiers."""
+    known = torchvision.models.list_models(module=torchvision.models)
+    if arch not in known:
+        close = [name for name in known if arch[:6] in name][:5] or ["resnet18", "resnet50"]
+        raise UserError(f"unknown --arch {arch!r}; torchvision has {', '.join(close)}, ...")
+
+
+def has_last_gamma(arch: str) -> bool:
+    """Whether train.optim.zero_init_last_gamma finds something: ResNet and its like alone."""
+    check_arch(arch)
+    module: str = torchvision.models.get_model_builder(arch).__module__
+    return module == "torchvision.models.resnet"
+
+
+def check_input(
+    model: nn.Module, arch: str, image_size: int, num_images: int, *, is_training: bool
+) -> None:
+    """Refuses images that the network cannot take: one or two black ones pass through it."""
+    count = min(num_images, 2)
+    buffers = {name: tensor.clone() for name, tensor in model.named_buffers()}
+    model.train(is_training)
+    try:
+        with torch.no_grad():
+            images = torch.zeros(count, 3, image_size, image_size)
+            torch.func.functional_call(model, buffers, (images,))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        fix = "choose another size" + (" or a larger --microbatch" if count == 1 else "")
+        raise UserError(f"{arch} cannot take --image-size {image_size} ({reason}); {fix}") from None
 
 
 def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
@@ -68,30 +99,45 @@ def save_state_dict(model: nn.Module, path: Path) -> None:
 def _download(arch: str) -> nn.Module:
     try:
         model: nn.Module = torchvision.models.get_model(arch, weights="DEFAULT")
-        return model
     except OSError as error:  # URLError is one
         raise UserError(
             f"cannot download torchvision's weights for {arch} ({error}); this machine has no way "
             "to them: copy the file here and give it with --weights FILE"
         ) from None
+    if arch in _AUX_HEADS:
+        model.aux_logits = False  # type: ignore[assignment]
+    for name in _AUX_HEADS.get(arch, ()):
+        setattr(model, name, None)
+    return model
 
 
 def _fit_last_layer(model: nn.Module, num_classes: int, may_fit: bool) -> nn.Module:
-    """The model with a new last linear layer when the number of classes is another."""
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not names:
-        raise UserError("this arch has no last linear layer to fit; leave out --pretrained")
-    parent_name, _, child_name = names[-1].rpartition(".")
-    parent = model.get_submodule(parent_name)
-    last = getattr(parent, child_name)
-    if last.out_features != num_classes:
-        if not may_fit:
-            raise UserError(
-                f"the weights are for {last.out_features} classes and the data has {num_classes}; "
-                "evaluate them on data with their own classes"
-            )
-        setattr(parent, child_name, nn.Linear(last.in_features, num_classes))
+    """The model with a new last layer when the number of classes is another."""
+    modules = dict(model.named_modules())
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    # SqueezeNet ends in a convolution.
+    found = linear or [name for name, module in modules.items() if isinstance(module, nn.Conv2d)]
+    last = modules[found[-1]]
+    num_outputs = last.out_features if isinstance(last, nn.Linear) else last.out_channels
+    if num_outputs == num_classes:
+        return model
+    if not may_fit:
+        raise UserError(
+            f"the weights are for {num_outputs} classes and the data has {num_classes}; "
+            "evaluate them on data with their own classes"
+        )
+    parent_name, _, child_name = found[-1].rpartition(".")
+    setattr(model.get_submodule(parent_name), child_name, _make_last(last, num_classes))
     return model
+
+
+def _make_last(last: nn.Module, num_classes: int) -> nn.Module:
+    """A new layer in place of the last one, for so many classes."""
+    has_bias = last.bias is not None
+    if isinstance(last, nn.Linear):
+        return nn.Linear(last.in_features, num_classes, bias=has_bias)
+    assert isinstance(last, nn.Conv2d), last
+    return nn.Conv2d(last.in_channels, num_classes, kernel_size=1, bias=has_bias)
 
 
 def _load_fitting(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -109,13 +108,16 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
             eps=recipe.lars_eps,
         )
     assert recipe.optimizer == "sgd", recipe.optimizer
-    return torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         groups,
         lr=recipe.lr,
         momentum=recipe.momentum,
         weight_decay=recipe.weight_decay,
         **_fastest_sgd(groups[0]["params"]),
     )
+    if recipe.momentum:
+        _start_momentum(optimizer)
+    return optimizer
 
 
 def _make_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
@@ -131,6 +133,17 @@ def _make_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     if recipe.optimizer == "lars":
         plain["lars"] = False
     return [group for group in ({"params": decayed}, plain) if group["params"]]
+
+
+def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Gives every parameter a momentum of 0, with which the first step is the plain one.
+
+    The fused SGD of torch 2.15 makes its buffers without filling them, and when the first step
+    overflows it leaves them so: the second one would add whatever the memory held.
+    """
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
 
 
 def _fastest_sgd(params: list[Tensor]) -> dict[str, Any]:
@@ -193,16 +206,6 @@ class Ema:
         """Moves the average towards the weights after optimiser step `step` (from 0)."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self.averages, list(model.parameters()), 1 - decay)
-
-    @contextmanager
-    def swap(self, model: nn.Module) -> Iterator[None]:
-        """The model holds the averages inside the block, and its own weights after it."""
-        own = [p.detach().clone() for p in model.parameters()]
-        _copy(model.parameters(), self.averages)
-        try:
-            yield
-        finally:
-            _copy(model.parameters(), own)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages by parameter name."""

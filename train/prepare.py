@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,9 @@ from train.device import (
     set_up_math,
 )
 from train.launch import Launch
-from train.model import build_model
+from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
 from train.optim import zero_init_last_gamma
-from train.recipe import Recipe, resolve_recipe
+from train.recipe import FLAGS, Recipe, resolve_recipe
 from train.resume import find_checkpoint, refuse_changes
 from train.sampler import BatchPlan, ValidationShare, share_validation
 from train.sources import Dataset, open_dataset
@@ -135,13 +135,18 @@ def prepare(
 
 def recipe_of(cfg: TrainConfig) -> Recipe:
     """The recipe that the flags ask for."""
-    names = ("lr", "momentum", "wd", "warmup_epochs", "label_smoothing")
-    overrides = {name: getattr(cfg, name) for name in names}
-    return resolve_recipe(cfg.recipe, cfg.batch_size, cfg.epochs, overrides)
+    overrides = {name: getattr(cfg, name) for name in FLAGS}
+    recipe = resolve_recipe(cfg.recipe, cfg.batch_size, cfg.epochs, overrides)
+    is_fresh = not (cfg.pretrained or cfg.weights)
+    if recipe.zero_init_gamma and is_fresh and not has_last_gamma(cfg.arch):
+        text = f"the last gamma of a block starts at 0, but {cfg.arch} has no such gamma"
+        return replace(recipe, notes=(*recipe.notes, text))
+    return recipe
 
 
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """The recipe under the names of the flags."""
+    lars = {"lars_eta": recipe.lars_eta, "lars_eps": recipe.lars_eps}
     return {
         "recipe": recipe.name,
         "lr": recipe.lr,
@@ -150,7 +155,7 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
         "warmup_epochs": recipe.warmup_epochs,
         "label_smoothing": recipe.label_smoothing,
         "schedule": recipe.schedule,
-    }
+    } | (lars if recipe.optimizer == "lars" else {})
 
 
 def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
@@ -241,6 +246,9 @@ def make_trainer(setup: Setup, comm: Comm, state: checkpoint.State | None) -> Tr
     model = build_model(
         cfg.arch, setup.num_classes, cfg.pretrained, cfg.weights, may_fit=not cfg.evaluate
     )
+    microbatch = setup.plan.microbatch
+    if cfg.image_size != COMMON_SIZE or microbatch == 1 or cfg.pretrained:
+        check_input(model, cfg.arch, cfg.image_size, microbatch, is_training=not cfg.evaluate)
     if setup.recipe.zero_init_gamma and not (cfg.pretrained or cfg.weights):
         zero_init_last_gamma(model)
     trainer = Trainer(
@@ -251,11 +259,21 @@ def make_trainer(setup: Setup, comm: Comm, state: checkpoint.State | None) -> Tr
         comm,
         seed=cfg.seed,
         schedule_steps=setup.schedule_steps,
-        ema_decay=cfg.ema,
+        ema_decay=averages_decay(cfg, state),
         use_compile=cfg.compile,
     )
-    if state is not None:
-        trainer.load(state)
-        if not cfg.evaluate:
-            log.info("going on from step %d of %d", trainer.step, setup.total_steps)
+    if state is None:
+        return trainer
+    if cfg.evaluate:  # the optimiser may be that of another recipe
+        trainer.load_weights(state)
+        return trainer
+    trainer.load(state)
+    log.info("going on from step %d of %d", trainer.step, setup.total_steps)
     return trainer
+
+
+def averages_decay(cfg: TrainConfig, state: checkpoint.State | None) -> float:
+    """The decay of the averaged weights, 0 for none; -e has those of its checkpoint."""
+    if not cfg.evaluate:
+        return cfg.ema
+    return float(state["identity"]["ema"]) if state and state["ema"] else 0.0

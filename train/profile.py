@@ -8,9 +8,9 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from train.record import STAGES_FILE, append_line
 
@@ -24,6 +24,22 @@ log = logging.getLogger("trainyard")
 SAMPLE_S = 0.5
 
 
+class Usage(NamedTuple):
+    """What this process, its living descendants and those that ended have used so far."""
+
+    cpu_s: float
+    bytes_read: int
+    bytes_written: int
+
+    def since(self, before: Usage) -> Usage:
+        """The difference; a child that nobody waited for takes its part with it: never below 0."""
+        return Usage(
+            max(0.0, self.cpu_s - before.cpu_s),
+            max(0, self.bytes_read - before.bytes_read),
+            max(0, self.bytes_written - before.bytes_written),
+        )
+
+
 class StageMeter:
     """Samples this process and its children; `extra` is for the caller's own figures."""
 
@@ -35,9 +51,7 @@ class StageMeter:
         self._stop = threading.Event()
         self._start_s = time.monotonic()
         self._start_time = time.time()
-        self._cpu_s = _cpu_seconds()
-        self._io = _io_bytes()
-        self._children_io: dict[int, tuple[int, int]] = {}
+        self._usage = measure_usage()
         self._gpus = _open_gpus()
         self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True)
         self._thread.start()
@@ -48,19 +62,18 @@ class StageMeter:
         self._thread.join()
         self._sample()
         seconds = time.monotonic() - self._start_s
-        read, written = (now - then for now, then in zip(_io_bytes(), self._io, strict=True))
-        read += sum(io[0] for io in self._children_io.values())
-        written += sum(io[1] for io in self._children_io.values())
+        used = measure_usage().since(self._usage)
         record: dict[str, Any] = {
             "start": self._start_time,
             "seconds": round(seconds, 3),
-            "cpu_pct": round(100 * (_cpu_seconds() - self._cpu_s) / max(seconds, 1e-9), 2),
+            "cpu_pct": round(100 * used.cpu_s / max(seconds, 1e-9), 2),
             "peak_rss_bytes": self._peak_rss,
-            "bytes_read": read,
-            "bytes_written": written,
+            "bytes_read": used.bytes_read,
+            "bytes_written": used.bytes_written,
         }
         if self._gpu_pct:
             record["gpu_pct"] = round(sum(self._gpu_pct) / len(self._gpu_pct), 2)
+        if self._peak_gpu_memory:
             record["peak_gpu_memory_bytes"] = self._peak_gpu_memory
         return record | self.extra
 
@@ -73,23 +86,17 @@ class StageMeter:
             peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             self._peak_rss = max(self._peak_rss, peak_kib * 1024)
         else:
-            self._sample_tree()
+            self._peak_rss = max(self._peak_rss, _tree_rss())
         for nvml, handle in self._gpus:
-            self._gpu_pct.append(float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
+            self._sample_gpu(nvml, handle)
+
+    def _sample_gpu(self, nvml: Any, handle: Any) -> None:
+        """Adds what a GPU tells; one in MIG mode has no utilisation, one that is lost nothing."""
+        with suppress(nvml.NVMLError):
             used = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
             self._peak_gpu_memory = max(self._peak_gpu_memory, used)
-
-    def _sample_tree(self) -> None:
-        me = psutil.Process()
-        rss = me.memory_info().rss
-        for child in me.children(recursive=True):
-            try:
-                rss += child.memory_info().rss
-                io = child.io_counters()
-                self._children_io[child.pid] = (io.read_chars, io.write_chars)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        self._peak_rss = max(self._peak_rss, rss)
+        with suppress(nvml.NVMLError):
+            self._gpu_pct.append(float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
 
 
 @contextmanager
@@ -115,16 +122,48 @@ def _append(folder: Path, record: dict[str, Any]) -> None:
         log.warning("%s not written: %s", folder / STAGES_FILE, error.strerror)
 
 
-def _cpu_seconds() -> float:
+def measure_usage() -> Usage:
+    """What was used up to now; a child's part stays in it when the child ends.
+
+    The kernel adds a child's CPU time and its I/O to its parent's when the parent waits for it.
+    """
+    parts = [_own_usage(), *_descendants_usage()]
+    return Usage(
+        sum(part.cpu_s for part in parts),
+        sum(part.bytes_read for part in parts),
+        sum(part.bytes_written for part in parts),
+    )
+
+
+def _own_usage() -> Usage:
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in usage)
+    return Usage(sum(u.ru_utime + u.ru_stime for u in usage), *_io_bytes("self"))
 
 
-def _io_bytes() -> tuple[int, int]:
-    """Bytes that this process asked to read and write (rchar and wchar of the kernel)."""
+def _descendants_usage() -> Iterator[Usage]:
+    if psutil is None:
+        return
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            times = child.cpu_times()
+            cpu_s = times.user + times.system + times.children_user + times.children_system
+            yield Usage(cpu_s, *_io_bytes(child.pid))
+
+
+def _tree_rss() -> int:
+    me = psutil.Process()
+    rss = int(me.memory_info().rss)
+    for child in me.children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            rss += child.memory_info().rss
+    return rss
+
+
+def _io_bytes(pid: int | str) -> tuple[int, int]:
+    """Bytes that a process asked to read and write (rchar and wchar of the kernel)."""
     try:
         fields = dict(
-            line.split(": ") for line in Path("/proc/self/io").read_text().splitlines() if line
+            line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines() if line
         )
         return int(fields["rchar"]), int(fields["wchar"])
     except (OSError, KeyError, ValueError):

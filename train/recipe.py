@@ -10,7 +10,7 @@ from typing import Any
 from dataset.errors import UserError
 from train.recipe_table import PUBLISHED_EPOCHS, REPRODUCED, TABLE, Published, Recipe
 
-__all__ = ["RECIPES", "Recipe", "choose_recipe", "describe", "lr_at", "resolve_recipe"]
+__all__ = ["FLAGS", "RECIPES", "Recipe", "choose_recipe", "describe", "lr_at", "resolve_recipe"]
 
 RECIPES = ("reference", "sgd", "lars", "auto")
 LARS_FROM_BATCH = 4096  # auto: the smallest batch at which LARS is taken
@@ -18,13 +18,16 @@ STEP_EPOCHS = 30  # schedule 'step': a tenth of the rate after each 30 epochs
 
 
 # The override keys, each with its flag and the field of Recipe that it sets.
-_FLAGS = {
+FLAGS = {
     "lr": ("--lr", "lr"),
     "momentum": ("--momentum", "momentum"),
     "wd": ("--wd", "weight_decay"),
     "warmup_epochs": ("--warmup-epochs", "warmup_epochs"),
     "label_smoothing": ("--label-smoothing", "label_smoothing"),
+    "lars_eta": ("--lars-eta", "lars_eta"),
+    "lars_eps": ("--lars-eps", "lars_eps"),
 }
+_LARS_ONLY = ("lars_eta", "lars_eps")
 
 
 def choose_recipe(name: str, batch_size: int) -> str:
@@ -123,12 +126,16 @@ def _fit_to_epochs(recipe: Recipe, epochs: int, has_own_warmup: bool) -> Recipe:
 def _override(recipe: Recipe, epochs: int, overrides: Mapping[str, float | None]) -> Recipe:
     """The recipe with the values that the user gave, each checked and noted."""
     for key, value in overrides.items():
-        if key not in _FLAGS:
-            known = ", ".join(flag for flag, _ in _FLAGS.values())
+        if key not in FLAGS:
+            known = ", ".join(flag for flag, _ in FLAGS.values())
             raise UserError(f"{key} is not read by recipe {recipe.name}; it reads {known}")
         if value is None:
             continue
-        flag, field = _FLAGS[key]
+        flag, field = FLAGS[key]
+        if key in _LARS_ONLY and recipe.optimizer != "lars":
+            raise UserError(
+                f"{flag} is not read by recipe {recipe.name}; leave it out or give --recipe lars"
+            )
         _check_value(flag, field, value, epochs)
         published = getattr(recipe, field)
         if value != published:
@@ -143,8 +150,8 @@ def _check_value(flag: str, field: str, value: float, epochs: int) -> None:
         raise UserError(f"{flag} {value:g} is not a value to train with; give 0 or more")
     if field in ("momentum", "label_smoothing") and value >= 1:
         raise UserError(f"{flag} {value:g} is too large; give a value in [0, 1)")
-    if field == "lr" and value == 0:
-        raise UserError(f"{flag} 0 would train nothing; give a rate above 0, or -e to evaluate")
+    if field in ("lr", "lars_eta") and value == 0:
+        raise UserError(f"{flag} 0 would train nothing; give a value above 0, or -e to evaluate")
     if field == "warmup_epochs" and value > epochs:
         raise UserError(
             f"{flag} {value:g} is longer than the training of {epochs} epochs;"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ from train.scheduler import exits_for_checkpoints, find_deadline, requeue
 from train.validation import evaluate_only, validate
 
 log = logging.getLogger("trainyard")
+
+CANCELLED = signal.SIGTERM.name  # the reason that outranks a warning: no requeue after it
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -247,19 +250,22 @@ class Run:
     def stop(self, vote: Vote) -> int:
         """A durable checkpoint, then back into the queue or exit 85."""
         self.save()
+        with self.clock.phase("checkpoint"):
+            is_durable = self.comm.from_main(self.keeper and self.keeper.writer.wait())
+        # Only now: a job may be cancelled while its step or its checkpoint is being finished.
         rows = self.comm.gather((self.interrupt.reason, self.phases()))
         if not self.keeper:
             return CHECKPOINTED
-        reason = next((reason for reason, _ in rows if reason), "checkpoint interval")
-        with self.clock.phase("checkpoint"):
-            kind = "a" if self.keeper.writer.wait() else "NO NEW"
         self.keeper.refuse_not_finite(self.trainer.step)
+        reasons = [reason for reason, _ in rows if reason] or ["checkpoint interval"]
+        reason = CANCELLED if CANCELLED in reasons else reasons[0]
         recorder = self.keeper.recorder
-        recorder.update([self.phases(), *(phases for _, phases in rows[1:])], {})
+        recorder.update([phases for _, phases in rows], {})
         recorder.finish("checkpointed", CHECKPOINTED, reason)
+        kind = "a" if is_durable else "NO NEW"
         step, total = self.trainer.step, self.setup.total_steps
         log.info("%s: stopped at step %d of %d with %s checkpoint", reason, step, total, kind)
-        if vote.requeues:
+        if vote.requeues and CANCELLED not in (reason, self.interrupt.reason):
             requeue(self.launch)
         return CHECKPOINTED
 

@@ -93,6 +93,7 @@ class Trainer:
         use_compile: bool,
     ) -> None:
         self.model = placement.place_model(model)
+        self._comm = comm
         self.placement, self.recipe, self.plan = placement, recipe, plan
         self.seed, self.schedule_steps = seed, schedule_steps
         self.step = 0
@@ -135,6 +136,7 @@ class Trainer:
             begin_s = time.monotonic()
             with clock.phase("data_wait"):
                 batch = next(batches)
+            self._comm.advance()
             with clock.phase("compute"):
                 self._accumulate(batch, part, is_last=number == len(parts) - 1)
             skipped += batch.skipped
@@ -210,19 +212,30 @@ class Trainer:
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes back to a checkpoint; rates and decays stay those of this run's recipe."""
+        self.load_weights(state)
         groups = self.optimizer.param_groups
         own = [{k: v for k, v in g.items() if k not in ("params", "lr")} for g in groups]
         try:
-            self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"the checkpoint is of another arch or optimiser: {reason}") from None
+            raise UserError(f"the checkpoint is of another optimiser: {_shorten(error)}") from None
         match_layout(self.optimizer)
         for group, settings in zip(self.optimizer.param_groups, own, strict=True):
             group.update(settings)
         self.step = state["step"]
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
+
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Takes the weights and their averages of a checkpoint, of any recipe, and no more."""
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            reason = f"of another arch or number of classes: {_shorten(error)}"
+            raise UserError(f"the checkpoint is {reason}") from None
         if self.ema:  # one that starts now, with --force, starts from these weights
             self.ema.load_state_dict(state["ema"] or dict(self.model.named_parameters()))
+
+
+def _shorten(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dataset.errors import UserError
-from train.cpus import allowed_cpus, cgroup_cpus
+from train.cpus import allowed_cpus, cgroup_cpus, slot_cpus
 from train.launch import Launch
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
@@ -91,6 +91,8 @@ def look_at_cpus(env: Mapping[str, str]) -> Finding:
         f"affinity, {'no' if quota is None else f'{quota:g} by'} cgroup quota, "
         f"SLURM_CPUS_PER_TASK {per_task or 'not set'}"
     )
+    if slot_cpus(env):
+        text += f", {slot_cpus(env)} by the HTCondor slot"
     if allowed >= FEW_CPUS:
         return Finding("CPUs", text)
     problem = f"{allowed} CPUs will not decode images as fast as a GPU trains"

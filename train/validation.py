@@ -40,18 +40,22 @@ def validate(
 
 
 def evaluate_only(setup: Setup, trainer: Trainer, comm: Comm, folder: Path | None) -> None:
-    """Prints the accuracy of the trainer's weights."""
+    """Prints the accuracy of the trainer's weights, and of their averages where it has them."""
     if not setup.num_val:
         raise UserError(f"{setup.cfg.data} has no validation images; -e needs val/ or its tar")
     with measure_stage("evaluate", folder) as stage:
-        _, (result, *_) = validate(setup, trainer, comm, open_validation(setup))
-        stage.extra |= {"images": result.images, "acc1": result.acc1, "acc5": result.acc5}
-    log.info(
-        "acc1 %.3f (%d) acc5 %.3f (%d) of %d images, loss %.4f",
-        result.acc1,
-        result.correct1,
-        result.acc5,
-        result.correct5,
-        result.images,
-        result.loss,
-    )
+        _, results = validate(setup, trainer, comm, open_validation(setup))
+        stage.extra["images"] = results[0].images
+        for suffix, result in zip(("", "_ema"), results, strict=False):
+            stage.extra |= {f"acc1{suffix}": result.acc1, f"acc5{suffix}": result.acc5}
+    for kind, result in zip(("", "averaged weights: "), results, strict=False):
+        log.info(
+            "%sacc1 %.3f (%d) acc5 %.3f (%d) of %d images, loss %.4f",
+            kind,
+            result.acc1,
+            result.correct1,
+            result.acc5,
+            result.correct5,
+            result.images,
+            result.loss,
+        )

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import DataError, UserError
-from train.config import parse_config
+from train.config import TrainConfig, parse_config
+from train.recipe import choose_recipe
 from train.record import write_json
 
 STUDY_FILE = "study.json"
@@ -86,10 +87,14 @@ class Point:
 
 
 def make_points(plan: Plan, folder: Path) -> list[Point]:
-    """Every run of the study; flags that the trainer would refuse are refused here."""
+    """Every run of the study; flags that the trainer would refuse are refused here.
+
+    Rows are comparable only if they share a recipe, so `auto` is asked once, for the smallest.
+    """
     data = [_data_argument(plan, folder)] if plan.data else []
-    config = parse_config([*data, *plan.train_flags])
+    config = _parse(plan, folder)
     base = [*data, *_without_batch(plan.train_flags)]
+    pinned = ["--recipe", _first_recipe(config)] if config.recipe == "auto" else []
     smallest = min(plan.gpus)
     points = []
     for num_gpus in sorted(plan.gpus):
@@ -103,11 +108,35 @@ def make_points(plan: Plan, folder: Path) -> list[Point]:
         for repeat in range(plan.repeats):
             name = f"{folder.name}-gpus{num_gpus:04d}-r{repeat + 1}"
             seed = ["--seed", str(config.seed + repeat)] if repeat else []
-            own = ["-b", str(batch_size), *seed, "--output", _from_here(folder / name)]
+            own = ["-b", str(batch_size), *pinned, *seed, "--output", _from_here(folder / name)]
             num_nodes = _num_nodes(plan, num_gpus)
             argv = (*base, *own)
             points.append(Point(name, num_gpus, num_nodes, repeat + 1, batch_size, argv))
     return points
+
+
+def describe_pin(plan: Plan, folder: Path) -> str:
+    """The sentence about rows for which `auto` would have taken another recipe, or nothing."""
+    config = _parse(plan, folder)
+    pinned = _first_recipe(config)
+    for point in make_points(plan, folder):
+        other = choose_recipe(config.recipe, point.batch_size)
+        if other != pinned:
+            return (
+                f"recipe: {pinned} in all rows, so that they can be compared; by auto the rows "
+                f"from batch {point.batch_size} on would be {other}"
+            )
+    return ""
+
+
+def _parse(plan: Plan, folder: Path) -> TrainConfig:
+    data = [_data_argument(plan, folder)] if plan.data else []
+    return parse_config([*data, *plan.train_flags])
+
+
+def _first_recipe(config: TrainConfig) -> str:
+    """The recipe of the smallest point, whose batch is the one that was given."""
+    return choose_recipe(config.recipe, config.batch_size)
 
 
 def relative_data(data: str, folder: Path) -> str:

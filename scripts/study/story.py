@@ -17,7 +17,14 @@ from report.scaling import build_studies
 from report.scaling_tables import scaling_table
 from report.table import Table, to_markdown
 from scripts.study.jobs import cancel_local, cancel_slurm, submit_local, submit_slurm
-from scripts.study.plan import Point, StudyFile, make_points, read_study, write_study
+from scripts.study.plan import (
+    Point,
+    StudyFile,
+    describe_pin,
+    make_points,
+    read_study,
+    write_study,
+)
 from scripts.study.state import LogFollower, PointState, find_states, log_tail, state_table
 
 log = logging.getLogger("trainyard")
@@ -30,6 +37,8 @@ def run_study(study: StudyFile, folder: Path, wait: bool) -> int:
         write_study(folder, study)
         points = make_points(study.plan, folder)
         log.info("study %s: %d runs", folder, len(points))
+        if pin := describe_pin(study.plan, folder):
+            log.info("%s", pin)
         if study.plan.cluster == "local":
             study = _run_local(study, points, folder)
         else:

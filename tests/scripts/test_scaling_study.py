@@ -17,6 +17,7 @@ from dataset.errors import UserError
 from scripts.study.plan import (
     Plan,
     SlurmOptions,
+    describe_pin,
     extend_study,
     make_points,
     read_study,
@@ -24,6 +25,7 @@ from scripts.study.plan import (
 )
 from scripts.study.plan import StudyFile as Study
 from tests.report.records import ROOT, run_record, write_raw
+from train.config import parse_config
 
 SCRIPT = ROOT / "scripts" / "scaling_study.py"
 TINY = ("--dummy", "--device", "cpu", "-a", "resnet18", "--image-size", "32", "--threads", "1")
@@ -71,7 +73,8 @@ def test_each_command_names_its_batch_once(flags: tuple[str, ...]) -> None:
     point = make_points(plan(gpus=(2,), train_flags=(*flags, "--epochs", "3")), Path("/s/abc"))[0]
     name = "/s/abc/abc-gpus0002-r1"
     url = "https://host/data"
-    assert point.argv == (url, "--epochs", "3", "-b", "8", "--output", name)
+    own = ("-b", "8", "--recipe", "sgd", "--output", name)
+    assert point.argv == (url, "--epochs", "3", *own)
 
 
 def test_paths_below_this_folder_are_written_without_it(
@@ -94,6 +97,36 @@ def test_repeats_have_their_own_seed_and_folder() -> None:
     points = make_points(plan(gpus=(1,), repeats=3, train_flags=("--seed", "5")), Path("/s/x"))
     assert [p.name for p in points] == [f"x-gpus0001-r{i}" for i in (1, 2, 3)]
     assert [p.argv[-4:-2] for p in points[1:]] == [("--seed", "6"), ("--seed", "7")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "recipe", "note"),
+    [
+        ({"train_flags": ("-b", "1024")}, "sgd", "by auto the rows from batch 4096 on would be"),
+        ({"train_flags": ("-b", "1024", "--recipe", "auto")}, "sgd", "would be lars"),
+        ({"train_flags": ("-b", "4096")}, "lars", ""),
+        ({"train_flags": ("-b", "1024"), "gpus": (1, 2)}, "sgd", ""),
+        ({"train_flags": ("-b", "8192"), "mode": "strong"}, "lars", ""),
+        ({"train_flags": ("-b", "1024", "--recipe", "lars")}, "lars", ""),
+        ({"train_flags": ("-b", "1024", "--recipe=reference")}, "reference", ""),
+    ],
+)
+def test_all_rows_have_the_recipe_of_the_smallest_and_a_line_says_so(
+    changes: dict[str, Any], recipe: str, note: str
+) -> None:
+    wanted = plan(**changes)
+    points = make_points(wanted, Path("/s"))
+    assert {parse_config(list(p.argv)).recipe for p in points} == {recipe}
+    said = describe_pin(wanted, Path("/s"))
+    assert note in said and bool(said) == bool(note)
+
+
+def test_a_study_that_grows_past_4096_keeps_its_recipe(tmp_path: Path) -> None:
+    wanted = {"train_flags": ("-b", "1024")}
+    more = extend_study(Study(plan(gpus=(1, 2), **wanted)), plan(gpus=(4, 16), **wanted), tmp_path)
+    points = make_points(more.plan, tmp_path)
+    rows = [(p.batch_size, parse_config(list(p.argv)).recipe) for p in points]
+    assert rows == [(1024, "sgd"), (2048, "sgd"), (4096, "sgd"), (16384, "sgd")]
 
 
 def test_nodes_and_ranks_a_node_follow_the_gpus_of_a_node() -> None:
@@ -130,7 +163,8 @@ def test_dry_run_shows_every_command_and_the_sbatch_text(tmp_path: Path) -> None
     more = ("--constraint", "a100", "--repeats", "3", "--out", tmp_path / "s", "--dry-run")
     done = run("--gpus", "1,8", *slurm, *more, "--", "--dummy", "-b", "256", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "python -m train --dummy -b 2048" in done.stdout
+    assert "python -m train --dummy -b 2048 --recipe sgd" in done.stdout
+    assert done.stderr == ""
     for line in (
         "--partition=gpu",
         "--account=lab",
@@ -144,6 +178,15 @@ def test_dry_run_shows_every_command_and_the_sbatch_text(tmp_path: Path) -> None
     ):
         assert f"#SBATCH {line}\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_says_where_auto_would_have_changed_the_recipe(tmp_path: Path) -> None:
+    flags = ("--gpus", "1,4,16", "--weak", "--dry-run", "--out", tmp_path / "s")
+    done = run(*flags, "--", "--dummy", "-b", "1024", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("--recipe sgd") == 3
+    assert "from batch 4096 on would be lars" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_path: Path) -> None:

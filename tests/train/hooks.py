@@ -120,6 +120,16 @@ def signal_myself(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
+def note_pid(folder: Path) -> None:
+    """Lets the other ranks know who this one is."""
+    (folder / f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
+
+
+def signal_rank(folder: Path, rank: int, number: signal.Signals) -> None:
+    """A signal to a rank that has noted its pid."""
+    os.kill(int((folder / f"pid-{rank}").read_text()), number)
+
+
 def set_value(module: str, name: str, value: object) -> None:
     setattr(importlib.import_module(module), name, value)
 
@@ -149,3 +159,11 @@ def poison(name: str) -> None:
         return done
 
     Trainer.run_step = run_step  # type: ignore[method-assign]
+
+
+def capture_only() -> None:
+    """--compile without its C++ code: the graphs are captured, and run as they are."""
+    import torch
+
+    compiled = torch.compile
+    torch.compile = lambda model: compiled(model, backend="aot_eager")

@@ -51,6 +51,9 @@ def test_the_fields_that_are_not_given_are_their_defaults() -> None:
         *((flag, "-0.1") for flag in ("--lr", "--wd", "--momentum", "--warmup-epochs", "--ema")),
         *((flag, "nan") for flag in ("--lr", "--wd", "--momentum", "--ema", "--label-smoothing")),
         *((flag, "1") for flag in ("--ema", "--label-smoothing")),
+        *((flag, value) for flag in ("--lars-eta", "--lars-eps") for value in ("-0.1", "nan")),
+        ("--seed", str(2**63)),
+        ("--seed", "99999999999999999999999"),
         *((flag, "0") for flag in ("--checkpoint-minutes", "--timeout-minutes")),
         *((flag, "nan") for flag in ("--checkpoint-minutes", "--timeout-minutes", "--deadline")),
     ],
@@ -69,12 +72,20 @@ def test_contradictions_and_a_missing_data_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["DATA", "--lr", "fast"], ["DATA", "--recipe", "cake"], ["D", "-x"]]
+    ("argv", "words"),
+    [
+        (["DATA", "--lr", "fast"], "--lr: invalid float value: 'fast'"),
+        (["DATA", "--recipe", "cake"], "--recipe: invalid choice: 'cake'"),
+        (["D", "-x"], "unrecognized arguments: -x"),
+        (["DATA", "--epochs"], "--epochs: expected one argument"),
+    ],
 )
-def test_what_is_no_flag_or_no_number_exits_2(argv: list[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+def test_what_is_no_flag_or_no_number_is_refused_in_one_line(argv: list[str], words: str) -> None:
+    with pytest.raises(UserError) as refused:  # run_command prints it and exits 2
         parse_config(argv)
-    assert left.value.code == 2
+    message = str(refused.value)
+    assert words in message and message.endswith("; python -m train --help lists the flags")
+    assert "\n" not in message
 
 
 def test_the_record_holds_every_field_as_json() -> None:

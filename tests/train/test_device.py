@@ -140,6 +140,48 @@ def test_affinity_and_quota_bound_the_cores(machine: None, monkeypatch: pytest.M
     assert cpus_of_rank({}, 8) == 1
 
 
+@pytest.mark.parametrize(
+    ("ad", "cores"),
+    [
+        ('Name = "slot1_4@node7"\nTotalCpus = 64\nCpus = 4\nDisk = 9\n', 4),
+        ("cpus=2", 2),
+        ("Cpus = 128\n", 64),  # more than there are
+        ("Cpus = 0\n", 64),
+        ("Cpus = undefined\nTotalSlotCpus = 8\n", 64),
+        ("", 64),
+        (b"\xff\xfe\0\nCpus = 4\n", 4),
+        (None, 64),
+    ],
+)
+def test_an_htcondor_slot_bounds_the_cores(
+    machine: None, tmp_path: Path, ad: str | bytes | None, cores: int
+) -> None:
+    """By default HTCondor sets neither an affinity nor a quota."""
+    path = tmp_path / "machine.ad"
+    if ad is not None:
+        path.write_bytes(ad if isinstance(ad, bytes) else ad.encode())
+    env = {"_CONDOR_MACHINE_AD": str(path)}
+    assert allowed_cpus(env) == cores
+    assert cpus_of_rank(env, 1) == cores
+
+
+def test_the_quota_of_the_own_cgroup_is_found_below_the_root(tmp_path: Path) -> None:
+    """Without a namespace the root of v2 has no cpu.max, and a group around ours may be tighter."""
+    own = tmp_path / "cgroup"
+    root = tmp_path / "root"
+    group = root / "system.slice" / "htcondor" / "slot1"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("800000 100000\n")
+    own.write_text("1:cpu:/elsewhere\n0::/system.slice/htcondor/slot1\n")
+    assert cgroup_cpus(root, own) == 8.0
+    (group.parent / "cpu.max").write_text("400000 100000\n")
+    (group.parent.parent / "cpu.max").write_text("max 100000\n")
+    assert cgroup_cpus(root, own) == 4.0
+    for text in ("0::/\n", "0::/../../slot1\n", "0::/gone\n", "nonsense"):
+        own.write_text(text)
+        assert cgroup_cpus(root, own) is None
+
+
 def test_cgroup_quotas_of_both_versions_are_read(tmp_path: Path) -> None:
     assert cgroup_cpus(tmp_path) is None
     (tmp_path / "cpu").mkdir()

@@ -44,6 +44,25 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def averaged(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with --ema, by another recipe than the default one."""
+    folder = tmp_path_factory.mktemp("averaged")
+    argv = [str(images), "--epochs", "1", "--recipe", "reference", "--ema", "0.9"]
+    argv += ["--output", str(folder), "--decoder", "pil"]
+    ranks.run(argv, folder / "log").expect(DONE)
+    return folder
+
+
+def split_checkpoint(path: Path, folder: Path) -> tuple[Path, Path]:
+    """The weights of a checkpoint and their averages, each as a plain state dict."""
+    state = torch.load(path, weights_only=True)
+    raw, ema = folder / "raw.pt", folder / "ema.pt"
+    torch.save(state["model"], raw)
+    torch.save(state["model"] | state["ema"], ema)
+    return raw, ema
+
+
 def plain_loop(val: Path, weights: Path) -> tuple[int, int, float]:
     """(top-1, top-5, mean loss) by torchvision's own data set and transforms."""
     steps = [
@@ -69,10 +88,17 @@ def plain_loop(val: Path, weights: Path) -> tuple[int, int, float]:
 
 
 def read_result(log: str) -> tuple[int, int, int, float]:
-    """(top-1, top-5, images, loss) of the line that -e prints."""
-    found = re.search(r"acc1 \S+ \((\d+)\) acc5 \S+ \((\d+)\) of (\d+) images, loss (\S+)", log)
-    assert found, log
-    return int(found[1]), int(found[2]), int(found[3]), float(found[4])
+    """(top-1, top-5, images, loss) of the one line that -e prints."""
+    (found,) = read_results(log)
+    assert not found[0], log
+    return found[1:]
+
+
+def read_results(log: str) -> list[tuple[str, int, int, int, float]]:
+    """What each line of -e is about, and its numbers."""
+    numbers = r"acc1 \S+ \((\d+)\) acc5 \S+ \((\d+)\) of (\d+) images, loss (\S+)"
+    found = re.findall(r"^[\d:]+ (.*)" + numbers, log, re.MULTILINE)
+    return [(kind, int(a), int(b), int(c), float(d)) for kind, a, b, c, d in found]
 
 
 def evaluate_argv(data: Path, weights: Path, *more: str) -> list[str]:
@@ -142,6 +168,46 @@ def test_named_weights_are_evaluated_and_not_the_checkpoint_of_the_output(
     ):
         job = ranks.run([str(images), "-e", "--decoder", "pil", *given], tmp_path / f"log{number}x")
         assert read_result(job.expect(DONE).log)[:2] == expected[:2]
+
+
+def test_a_training_with_ema_reports_the_accuracy_of_the_averages(
+    images: Path, averaged: Path, tmp_path: Path
+) -> None:
+    (line,) = read_lines(averaged / "epochs.jsonl")
+    raw, ema = split_checkpoint(averaged / "ckpt" / "best.pt", tmp_path)
+    for suffix, path in (("", raw), ("_ema", ema)):
+        top1, top5, loss = plain_loop(images / "val", path)
+        assert line[f"val_acc1{suffix}"] == pytest.approx(100 * top1 / NUM_VAL)
+        assert line[f"val_acc5{suffix}"] == pytest.approx(100 * top5 / NUM_VAL)
+        assert line[f"val_loss{suffix}"] == pytest.approx(loss, rel=1e-4)
+    assert line["val_loss_ema"] != pytest.approx(line["val_loss"], rel=1e-2)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_checkpoint_is_evaluated_under_any_recipe_with_its_averages(
+    images: Path, averaged: Path, tmp_path: Path, world: int
+) -> None:
+    """Trained with one group of parameters, evaluated with a recipe of two, and without --ema."""
+    path, out = averaged / "ckpt" / "best.pt", tmp_path / "out"
+    argv = [str(images), "-e", "--resume", str(path), "--recipe", "auto", "--decoder", "pil"]
+    job = ranks.run([*argv, "--output", str(out)], tmp_path / "log", world).expect(DONE)
+    results = read_results(job.log)
+    (stage,) = read_lines(out / "stages.jsonl")
+    expected = zip(("", "averaged weights: "), split_checkpoint(path, tmp_path), strict=True)
+    for (kind, weights), found in zip(expected, results, strict=True):
+        top1, top5, loss = plain_loop(images / "val", weights)
+        assert found[:4] == (kind, top1, top5, NUM_VAL)
+        assert found[4] == pytest.approx(loss, rel=1e-4)
+        suffix = "_ema" if kind else ""
+        assert stage[f"acc1{suffix}"] == pytest.approx(100 * top1 / NUM_VAL)
+        assert stage[f"acc5{suffix}"] == pytest.approx(100 * top5 / NUM_VAL)
+
+
+def test_weights_without_averages_have_one_result(
+    images: Path, weights: Path, tmp_path: Path
+) -> None:
+    job = ranks.run(evaluate_argv(images, weights, "--ema", "0.9"), tmp_path / "log").expect(DONE)
+    assert read_result(job.log)[2] == NUM_VAL
 
 
 def test_weights_for_other_classes_or_of_another_arch_are_refused(

@@ -72,6 +72,16 @@ def test_a_killed_rank_is_named_and_the_others_end(images: Path, tmp_path: Path,
     assert "Traceback" not in job.log
 
 
+def test_a_rank_that_hangs_is_named_when_the_others_give_up(images: Path, tmp_path: Path) -> None:
+    """Its process lives and its thread beats: only how far it came tells it from the others."""
+    hook = partial(hooks.at_step, 1, 2, partial(time.sleep, 100))
+    argv = [*argv_for(images, tmp_path / "out"), "--timeout-minutes", "0.15"]
+    job = ranks.run(argv, tmp_path / "log", 2, hook=hook)
+    assert job.codes == [CRASH, CRASH]
+    assert "rank 1 hangs: it answers" in job.log
+    assert "Traceback" not in job.log
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_workers_of_a_killed_rank_do_not_keep_the_others_waiting(
     images: Path, tmp_path: Path, rank: int

@@ -171,11 +171,9 @@ def slurm_variables(_rank: int, path: Path, **more: str) -> dict[str, str]:
     return {f"SLURM_{name}": value for name, value in job.items()} | {"PATH": str(path)}
 
 
-@pytest.mark.parametrize(("number", "requeues"), [(USR1, True), (USR2, True), (TERM, False)])
-def test_a_warning_requeues_the_task_by_its_own_id_and_a_cancel_does_not(
-    images: Path, tmp_path: Path, number: signal.Signals, requeues: bool
-) -> None:
-    """scontrol stands for SLURM's, and writes down what it is asked; the real one has its tests."""
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    """What bin/scontrol writes down: it stands for SLURM's own, which has its tests elsewhere."""
     asked = tmp_path / "asked"
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
@@ -183,8 +181,15 @@ def test_a_warning_requeues_the_task_by_its_own_id_and_a_cancel_does_not(
         f"#!{sys.executable}\nimport sys\nopen({str(asked)!r}, 'w').write(repr(sys.argv[1:]))"
     )
     scontrol.chmod(0o755)
+    return asked
+
+
+@pytest.mark.parametrize(("number", "requeues"), [(USR1, True), (USR2, True), (TERM, False)])
+def test_a_warning_requeues_the_task_by_its_own_id_and_a_cancel_does_not(
+    images: Path, tmp_path: Path, asked: Path, number: signal.Signals, requeues: bool
+) -> None:
     task = {"ARRAY_JOB_ID": "40", "ARRAY_TASK_ID": "3"}
-    env = partial(slurm_variables, path=scontrol.parent, **task)
+    env = partial(slurm_variables, path=tmp_path / "bin", **task)
     hook = partial(hooks.at_step, 0, 1, partial(hooks.signal_myself, number))
     argv = [str(images), "--output", str(tmp_path / "out")]
     job = ranks.run(argv, tmp_path / "log", env=env, hook=hook).expect(CHECKPOINTED)
@@ -193,6 +198,33 @@ def test_a_warning_requeues_the_task_by_its_own_id_and_a_cancel_does_not(
         assert asked.read_text() == "['requeue', '40_3']"
         assert "job 40_3 is requeued" in job.log
     assert stopped_at(tmp_path / "out") == 3
+
+
+@pytest.mark.parametrize(("cancelled", "requeues"), [((), True), ((0,), False), ((1,), False)])
+def test_a_job_that_is_cancelled_while_its_last_checkpoint_is_written_stays_dead(
+    images: Path, tmp_path: Path, asked: Path, cancelled: tuple[int, ...], requeues: bool
+) -> None:
+    """USR1 first, so that all ranks agree to requeue; then SIGTERM to one of them."""
+    job = {"SLURM_JOB_ID": "42", "SLURM_JOB_END_TIME": str(int(time.time()) + 9999)}
+    path, port = str(tmp_path / "bin"), ranks.find_free_port()
+    cancel = [partial(hooks.signal_rank, tmp_path, rank, TERM) for rank in cancelled]
+    hook = partial(
+        hooks.all_of,
+        partial(hooks.note_pid, tmp_path),
+        partial(hooks.at_step, 0, 1, partial(hooks.signal_myself, USR1)),
+        partial(hooks.before, "torch", "save", partial(hooks.all_of, *cancel)),
+    )
+    ranks.run(
+        [str(images), "--microbatch", "4", "--output", str(tmp_path / "out")],
+        tmp_path / "log",
+        2,
+        env=lambda rank: ranks.rank_variables(rank, 2, port) | job | {"PATH": path},
+        hook=hook,
+    ).expect(CHECKPOINTED)
+    assert asked.exists() == requeues
+    assert stopped_at(tmp_path / "out") >= 2
+    (attempt,) = read_run(tmp_path / "out")["attempts"]
+    assert attempt["reason"] == ("SIGTERM" if cancelled else "SIGUSR1")
 
 
 def test_without_scontrol_a_clear_line_and_exit_85(images: Path, tmp_path: Path) -> None:

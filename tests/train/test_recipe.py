@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from pathlib import Path
 
 import pytest
+import torchvision
 
-from dataset.errors import UserError
-from train.recipe import LARS_FROM_BATCH, choose_recipe, describe, lr_at, resolve_recipe
-from train.recipe_table import TABLE
+from dataset.errors import DONE, UserError
+from tests.train import ranks
+from train.config import parse_config
+from train.optim import make_optimizer
+from train.prepare import recipe_of, recipe_values
+from train.recipe import FLAGS, LARS_FROM_BATCH, choose_recipe, describe, lr_at, resolve_recipe
+from train.recipe_table import TABLE, Recipe
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
 
@@ -105,8 +111,53 @@ def test_given_values_win_and_are_noted() -> None:
         assert flag in " ".join(recipe.notes)
 
 
+def test_every_value_of_a_recipe_has_its_flag() -> None:
+    """What is left decides which recipe it is: its optimiser, its schedule, its two switches."""
+    numbers = {f.name for f in dataclasses.fields(Recipe) if f.type == "float"}
+    assert {name for _, name in FLAGS.values()} == numbers
+    cfg = parse_config(["DATA", *(f"{flag}=0.25" for flag, _ in FLAGS.values()), "--recipe=lars"])
+    recipe = recipe_of(cfg)
+    assert {name: getattr(recipe, name) for name in numbers} == dict.fromkeys(numbers, 0.25)
+
+
+def test_the_trust_coefficient_and_the_epsilon_can_be_given_to_lars() -> None:
+    recipe = resolve_recipe("auto", 4096, 90, {"lars_eta": 0.002, "lars_eps": 0.0})
+    assert (recipe.lars_eta, recipe.lars_eps) == (0.002, 0.0)
+    text = describe(recipe, 4096)
+    assert "eta 0.002, epsilon 0" in text and "77.38" not in text
+    assert "--lars-eta 0.002 was given in place of the recipe's 0.001" in text
+    (group, _) = make_optimizer(torchvision.models.resnet18(), recipe).param_groups
+    assert (group["eta"], group["eps"]) == (0.002, 0.0)
+    assert recipe_values(recipe).items() >= {"lars_eta": 0.002, "lars_eps": 0.0}.items()
+
+
+@pytest.mark.parametrize("key", ["lars_eta", "lars_eps"])
+@pytest.mark.parametrize(("name", "taken"), [("auto", "sgd"), ("sgd",) * 2, ("reference",) * 2])
+def test_a_value_of_lars_is_refused_where_no_lars_reads_it(key: str, name: str, taken: str) -> None:
+    flag = "--" + key.replace("_", "-")
+    with pytest.raises(UserError, match=f"{flag} is not read by recipe {taken}; .*--recipe lars"):
+        resolve_recipe(name, 256, 90, {key: 0.001})
+
+
+def test_a_trust_coefficient_of_zero_is_refused() -> None:
+    with pytest.raises(UserError, match="--lars-eta 0 would train nothing"):
+        resolve_recipe("lars", 4096, 90, {"lars_eta": 0.0})
+
+
+def test_a_recipe_with_a_zero_gamma_says_when_the_network_has_none(tmp_path: Path) -> None:
+    words = f"the last gamma of a block starts at 0, but {ranks.ARCH} has no such gamma"
+    argv = ["--dummy", "-b", "4", "--max-steps", "1", "--output"]
+    job = ranks.run([*argv, str(tmp_path / "a")], tmp_path / "log", 2).expect(DONE)
+    assert job.log.count(words) == 1
+    for more in (["--recipe", "reference"], ["-a", "resnet18"], ["--weights", "x.pt"]):
+        cfg = parse_config(["DATA", "-a", ranks.ARCH, *more])
+        assert "no such gamma" not in " ".join(recipe_of(cfg).notes)
+    with pytest.raises(UserError, match="unknown --arch 'resnet5'"):
+        recipe_of(parse_config(["DATA", "-a", "resnet5"]))
+
+
 def test_a_value_that_was_not_given_changes_nothing() -> None:
-    none = dict.fromkeys(("lr", "momentum", "wd", "warmup_epochs", "label_smoothing"))
+    none = dict.fromkeys(FLAGS)
     assert resolve_recipe("sgd", 1024, 90, none) == resolve_recipe("sgd", 1024, 90, {})
 
 
@@ -208,6 +259,8 @@ def test_description_names_every_value_and_its_source(batch_size: int) -> None:
 def test_description_prints_the_published_accuracy_at_its_batch_only() -> None:
     at = describe(resolve_recipe("lars", 16384, 90, {}), 16384)
     assert "top-1 76.96 % published (128 images a GPU, 90 epochs)" in at
+    small = describe(resolve_recipe("lars", 512, 90, {}), 512)  # on 8 GPUs
+    assert "top-1 77.02 % published (64 images a GPU, 90 epochs)" in small
     off = describe(resolve_recipe("lars", 16000, 90, {}), 16000)
     assert "none published for this batch" in off
     changed = describe(resolve_recipe("lars", 16384, 90, {"lr": 20.0}), 16384)

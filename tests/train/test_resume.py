@@ -221,6 +221,8 @@ def test_a_stop_during_a_validation_leaves_it_for_the_next_start(
     stopped = final_state(parts)
     assert (stopped["step"], stopped["is_evaluated"]) == (STEPS, False)
     ranks.run(argv, tmp_path / "log2", 2).expect(DONE)
+    # The seconds of an epoch are those of its training, of which the second start did nothing.
+    assert read_epochs(parts)[0]["seconds"] == stopped["epoch_sums"]["seconds"]
     assert find_differences(final_state(parts), final_state(whole)) == []
     assert strip_times(read_epochs(parts)) == strip_times(read_epochs(whole))
 
