@@ -111,11 +111,19 @@ class Job:
         return self.show()
 
     def await_restart(self, timeout_s: float) -> None:
-        """Returns when a requeued job runs again; SLURM is told not to hold it back."""
+        """Returns when a requeued job runs again; SLURM is told not to hold it back for long.
+
+        But in a later second than that of the requeue: slurmd takes a credential of the same second
+        for the one that was revoked, and starts nothing.
+        """
+        pending_since_s: float | None = None
 
         def has_restarted() -> bool:
+            nonlocal pending_since_s
             shown = self.show()
             if shown["JobState"] == "PENDING":
+                pending_since_s = pending_since_s or time.monotonic()
+            if shown["JobState"] == "PENDING" and time.monotonic() > pending_since_s + 2:
                 run("scontrol", "update", f"JobId={self.id}", "StartTime=now", timeout_s=30)
             # Not COMPLETING: a requeued job is that until its old tasks are gone.
             return shown["Restarts"] != "0" and shown["JobState"] in {"RUNNING", *ENDED}
