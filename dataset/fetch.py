@@ -197,10 +197,8 @@ def _count(transfer: Transfer, summary: Summary) -> None:
 
 def _finish(job: Job, summary: Summary) -> None:
     """The final name, durable; the record first, so that a kill in between costs nothing."""
-    part = part_path(job.path)
-    record = job.ledger.make(part, job.target.identity, summary.verified, job.given)
-    job.ledger.add([{**record, "name": job.ledger.name_of(job.path)}])
-    part.replace(job.path)
+    job.ledger.add_before_rename(job.path, job.target.identity, summary.verified, job.given)
+    part_path(job.path).replace(job.path)
     journal_path(job.path).unlink()
     folder = os.open(job.path.parent, os.O_RDONLY)
     try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from pathlib import PurePosixPath
 from typing import ClassVar
 from urllib.parse import quote, unquote
 
-from tests.dataset.small_server import Handler
+from tests.dataset.small_server import Handler, running
 
 RESPONSE = """<D:response><D:href>{}</D:href><D:propstat><D:prop>
 <D:getcontentlength>{}</D:getcontentlength>{}</D:prop></D:propstat></D:response>"""
@@ -63,13 +61,5 @@ def serving_tree(
     parents = {str(parent) for path in files for parent in PurePosixPath(path).parents}
     folders = frozenset(parents | {*empty_folders})
     fields = {"files": files, "folders": folders, "spell": staticmethod(spell), "gets": gets}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (TreeHandler,), fields))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", gets
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with running(TreeHandler, **fields) as url:
+        yield url, gets

@@ -47,19 +47,25 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
+def running(handler: type[Handler], **fields: object) -> Iterator[str]:
+    """The address of a server on loopback whose handlers have these fields."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (handler,), fields))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
 def serving(
     content: bytes, misbehave: Callable[[Handler], bool] = lambda handler: False
 ) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """(address, the requests so far) of an object on loopback."""
     seen: list[dict[str, str]] = []
-    fields = {"content": content, "misbehave": staticmethod(misbehave), "seen": seen}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), fields))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/object.bin", seen
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with running(Handler, content=content, misbehave=staticmethod(misbehave), seen=seen) as url:
+        yield f"{url}/object.bin", seen

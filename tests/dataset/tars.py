@@ -8,9 +8,11 @@ import subprocess
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from dataset.extract import Extraction, Result, extract_archive
 from dataset.index_file import TarIndex
 
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -153,3 +155,15 @@ def pad(data: bytes) -> bytes:
 
 
 END = bytes(1024)
+
+
+def extract(archive: Path, out: Path, split: Any = "train", **flags: Any) -> Result:
+    """What the extractor says of an archive."""
+    return extract_archive(Extraction(archive, split, out, **flags))
+
+
+def inodes(folder: Path) -> dict[str, tuple[int, int]]:
+    """Name -> (inode, time of change) of every file below a folder."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    stats = {str(path.relative_to(folder)): path.stat() for path in paths}
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gzip
 import hashlib
 import json
 import os
@@ -12,11 +11,9 @@ import signal
 import subprocess
 import threading
 import tracemalloc
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dataset import published
@@ -26,11 +23,12 @@ from dataset.output_folder import OutputFolder
 from tests.dataset.tars import (
     END,
     TRAIN,
+    extract,
     flatten,
     header,
+    inodes,
     make_tree,
     make_val,
-    nested_bytes,
     pack,
     read_tree,
     sorted_by_class,
@@ -44,18 +42,8 @@ from tests.dataset.tars import (
 FORMATS = ("v7", "ustar", "gnu", "posix")
 
 
-def extract(archive: Path, out: Path, split: Any = "train", **flags: Any) -> Any:
-    return extract_archive(Extraction(archive, split, out, **flags))
-
-
 def diff(first: Path, second: Path) -> str:
     return subprocess.run(["diff", "-r", first, second], capture_output=True, text=True).stdout
-
-
-def inodes(folder: Path) -> dict[str, tuple[int, int]]:
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    stats = {str(path.relative_to(folder)): path.stat() for path in paths}
-    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 @pytest.mark.parametrize("program", ["tar", "bsdtar"])
@@ -100,78 +88,6 @@ def test_an_image_without_a_label_stops_it_or_is_left_out(tmp_path: Path) -> Non
         extract(tmp_path / "val.tar", tmp_path / "out", "val", keep_going=True)
     del images[victim]
     assert read_tree(tmp_path / "out" / "val") == sorted_by_class(images, labels)
-
-
-@pytest.mark.parametrize("shape", ["nested", "tree", "flat", "flat in a folder"])
-def test_a_tar_gz_is_read_through(tmp_path: Path, shape: str) -> None:
-    tree = make_tree(3, 8)
-    images, labels = make_val()
-    data = {
-        "nested": nested_bytes(tree),
-        "tree": tar_bytes(flatten(tree, "./train/") | {"./train/notes.txt": b"x"}),
-        "flat": tar_bytes(images),
-        "flat in a folder": tar_bytes({f"./img_val/{name}": images[name] for name in images}),
-    }[shape]
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(data))
-    write_valprep(tmp_path / "valprep.sh", labels)
-    split = "val" if shape.startswith("flat") else "train"
-    result = extract(tmp_path / "a.tar.gz", tmp_path / "out", split)
-    expected = sorted_by_class(images, labels) if split == "val" else flatten(tree)
-    assert read_tree(tmp_path / "out" / split) == expected
-    assert result.num_images == len(expected)
-    assert set(os.listdir(tmp_path / "out")) == {split, f".{split}.extracted.json"}
-
-
-@pytest.mark.parametrize("where", ["middle", "sum at the end"])
-def test_a_damaged_tar_gz_names_no_class(tmp_path: Path, where: str) -> None:
-    data = bytearray(gzip.compress(nested_bytes(make_tree(6, 9)), mtime=0))
-    if where == "middle":
-        del data[len(data) // 2 :]
-    else:
-        data[-6] ^= 1
-    (tmp_path / "a.tar.gz").write_bytes(data)
-    with pytest.raises(DataError, match="damaged or truncated"):
-        extract(tmp_path / "a.tar.gz", tmp_path / "out")
-    assert read_tree(tmp_path / "out" / "train") == {}
-
-
-def test_a_tar_gz_of_unlabelled_images_or_of_two_depths_is_refused(tmp_path: Path) -> None:
-    for number, names in enumerate((["img_val/a.JPEG"], ["n01/a.JPEG", "x/n02/b.JPEG"])):
-        archive = tmp_path / f"{number}.tar.gz"
-        archive.write_bytes(gzip.compress(tar_bytes(dict.fromkeys(names, b"x"))))
-        with pytest.raises((DataError, UserError), match=r"label|depths"):
-            extract(archive, tmp_path / "out", "val")
-        assert read_tree(tmp_path / "out" / "val") == {}
-
-
-@pytest.mark.parametrize("damage", ["missing", "empty"])
-def test_a_tar_gz_is_repaired_in_one_go(tmp_path: Path, damage: str) -> None:
-    tree = make_tree(3, 8)
-    data = gzip.compress(nested_bytes(tree))
-    (tmp_path / "a.tar.gz").write_bytes(data)
-    extract(tmp_path / "a.tar.gz", tmp_path / "out")
-    before = inodes(tmp_path / "out" / "train")
-    victim = sorted((tmp_path / "out" / "train").rglob("*.JPEG"))[3]
-    victim.unlink() if damage == "missing" else os.truncate(victim, 0)
-    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    result = extract(tmp_path / "a.tar.gz", tmp_path / "out", md5=md5)
-    assert read_tree(tmp_path / "out" / "train") == flatten(tree)
-    assert result.num_bytes_written == victim.stat().st_size
-    assert len(inodes(tmp_path / "out" / "train").items() & before.items()) >= len(before) - 1
-
-
-def test_a_tar_gz_cannot_keep_going(tmp_path: Path) -> None:
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(nested_bytes(make_tree())))
-    with pytest.raises(UserError, match="--keep_going"):
-        extract(tmp_path / "a.tar.gz", tmp_path / "out", keep_going=True)
-
-
-def test_a_tar_gz_whose_classes_are_mixed_is_whole_in_the_end(tmp_path: Path) -> None:
-    tree = make_tree(3, 8)
-    names = sorted(flatten(tree), key=lambda name: name[::-1])
-    (tmp_path / "a.tgz").write_bytes(gzip.compress(tar_bytes({n: flatten(tree)[n] for n in names})))
-    extract(tmp_path / "a.tgz", tmp_path / "out")
-    assert read_tree(tmp_path / "out" / "train") == flatten(tree)
 
 
 def test_done_is_found_and_nothing_is_written_again(tmp_path: Path) -> None:
@@ -368,113 +284,6 @@ def test_without_file_locks_two_extractors_leave_whole_classes(
     assert read_tree(tmp_path / "out" / "train") == flatten(tree)
 
 
-def test_an_error_of_a_worker_stops_all_and_is_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = make_tree(30, 20)
-    tar = write_nested(tmp_path, tree)
-    sendfile = os.sendfile
-
-    def fail(fd: int, *rest: Any) -> int:
-        path = Path(f"/proc/self/fd/{fd}").readlink()
-        if path.name.endswith("_7007.JPEG") or path.parent.name == "n01455207":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return sendfile(fd, *rest)
-
-    monkeypatch.setattr(os, "sendfile", fail)
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        extract(tar, tmp_path / "out")
-    assert str(tmp_path / "out" / "train") in str(caught.value)
-    there = read_tree(tmp_path / "out" / "train")
-    assert there.items() <= flatten(tree).items()
-    for wnid in os.listdir(tmp_path / "out" / "train"):
-        assert len(os.listdir(tmp_path / "out" / "train" / wnid)) == 20
-    monkeypatch.undo()
-    before = inodes(tmp_path / "out" / "train")
-    extract(tar, tmp_path / "out")
-    assert read_tree(tmp_path / "out" / "train") == flatten(tree)
-    assert inodes(tmp_path / "out" / "train").items() >= before.items()
-
-
-def test_short_copies_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = make_tree()
-    tar = write_nested(tmp_path, tree)
-    sendfile = os.sendfile
-    monkeypatch.setattr(os, "sendfile", lambda *args: sendfile(*args[:3], max(1, args[3] // 2)))
-    extract(tar, tmp_path / "out")
-    monkeypatch.undo()
-    assert read_tree(tmp_path / "out" / "train") == flatten(tree)
-
-
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_filesystem_without_sendfile_gets_the_same_files(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = make_tree()
-    wnid = min(tree)
-    tree[wnid][f"{wnid}_77.JPEG"] = bytes(range(256)) * 3000  # more than one piece
-    tar = write_nested(tmp_path, tree)
-    write = os.write
-
-    def have_none(*args: Any) -> int:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "sendfile", have_none)
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: max(1, len(data) // 2)]))
-    extract(tar, tmp_path / "out")
-    monkeypatch.undo()
-    assert read_tree(tmp_path / "out" / "train") == flatten(tree)
-
-
-def test_two_threads_find_out_together_that_there_is_no_sendfile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = make_tree(2)
-    tar = write_nested(tmp_path, tree)
-    both = threading.Barrier(2)
-
-    def have_none(*args: Any) -> int:
-        with suppress(threading.BrokenBarrierError):
-            both.wait(timeout=5)
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(os, "sendfile", have_none)
-    extract(tar, tmp_path / "out")
-    assert read_tree(tmp_path / "out" / "train") == flatten(tree)
-
-
-def test_a_file_that_shrinks_while_it_is_read_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tar = write_nested(tmp_path, make_tree())
-    begin = OutputFolder.begin
-
-    def shrink(self: OutputFolder, archive: Any) -> None:
-        os.truncate(tar, 2000)
-        begin(self, archive)
-
-    monkeypatch.setattr(OutputFolder, "begin", shrink)
-    with pytest.raises(DataError, match="was it changed"):
-        extract(tar, tmp_path / "out")
-
-
-def test_every_byte_is_written_once(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    tree = {
-        f"n{c:08d}": {f"n{c:08d}_{i}.JPEG": random.bytes(110_000) for i in range(10)}
-        for c in range(4)
-    }
-    tar = write_nested(tmp_path, tree)
-    before = _written()
-    result = extract(tar, tmp_path / "out")
-    assert _written() - before <= 1.03 * result.num_bytes
-
-
-def _written() -> int:
-    text = Path("/proc/self/io").read_text()
-    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("wchar")))
-
-
 def test_memory_does_not_grow_with_the_archive(tmp_path: Path) -> None:
     """One image of 80 MB (a hole) passes through a buffer of 1 MiB."""
     size = 80 << 20
@@ -556,27 +365,3 @@ def test_a_staged_class_that_is_not_whole_never_gets_its_name(tmp_path: Path) ->
 
 def _interrupt() -> None:
     raise KeyboardInterrupt
-
-
-def test_an_unreadable_disk_is_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tar = write_nested(tmp_path, make_tree())
-
-    def fail(fd: int, *rest: Any) -> Any:
-        raise OSError(errno.EIO, "Input/output error")
-
-    pread = os.pread
-
-    def fail_after_the_headers(*args: Any) -> Any:
-        return fail(*args) if args[1] % 512 else pread(*args)
-
-    monkeypatch.setattr(os, "sendfile", fail)
-    with pytest.raises(OSError, match="Input/output error"):  # of the file that is written
-        extract(tar, tmp_path / "out")
-    monkeypatch.setattr(os, "pread", fail_after_the_headers)
-    with pytest.raises(DataError, match="cannot be read at byte"):
-        extract(tar, tmp_path / "out")
-    monkeypatch.setattr(os, "pread", fail)
-    with pytest.raises(DataError, match="cannot be read: Input/output error"):
-        extract(tar, tmp_path / "out")
