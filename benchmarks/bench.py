@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,11 +34,14 @@ def interleave(cases: dict[str, Callable[[], T]], rounds: int) -> dict[str, list
     return values
 
 
-def measure_undisturbed(case: Callable[[], T]) -> T:
-    """The case's value; it is measured again while others use the cores, some times at most."""
+def measure_undisturbed(case: Callable[[], T], servers: Collection[int] = ()) -> T:
+    """The case's value; it is measured again while others use the cores, some times at most.
+
+    `servers` are processes that work for the case without being started by it.
+    """
     found: list[tuple[float, T]] = []
     for _ in range(MAX_TRIES):
-        load = Load()
+        load = Load(servers)
         value = case()
         found.append((load.foreign_share(), value))
         if found[-1][0] <= MAX_FOREIGN:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any
-
-try:
-    from tqdm import tqdm
-except ImportError:  # a bare container: lines instead of a bar
-    tqdm = None
 
 _log = logging.getLogger("trainyard.progress")
 _LINE_S = 10.0
@@ -40,14 +36,17 @@ class ByteMeter:
     def start(self, num_bytes: int, num_images: int = 0) -> None:
         """Notes the amount of work; 0 bytes: not known."""
         self._total, self._total_images = num_bytes, num_images
-        if tqdm is not None and self._stream.isatty():
-            self._bar = tqdm(
-                total=num_bytes or None,
-                unit="B",
-                unit_scale=True,
-                desc=self._what,
-                file=self._stream,
-            )
+        if self._stream.isatty():
+            with suppress(ImportError):  # a bare container: lines instead of a bar
+                from tqdm import tqdm
+
+                self._bar = tqdm(
+                    total=num_bytes or None,
+                    unit="B",
+                    unit_scale=True,
+                    desc=self._what,
+                    file=self._stream,
+                )
 
     def update(self, num_bytes: int, num_images: int = 0) -> None:
         """Notes what was just done."""

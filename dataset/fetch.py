@@ -164,7 +164,9 @@ def _run(
 ) -> tuple[str, str, str] | None:
     """Transfers, with hashes following and the server's digest asked beside it."""
     store = transfer.store
-    follower = HashFollower(store, [kind for kind in job.given if kind in checksum.HASHES])
+    hashes = [kind for kind in job.given if kind in checksum.HASHES]
+    follower = HashFollower(store, hashes)
+    transfer.stays_behind = bool(hashes)  # on a fast network the hash is what takes longest
     asker = None
     if not job.given and store.checks is None:
         asker = DigestAsker(transfer, progress)

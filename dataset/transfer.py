@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from dataset.blocks import Lease
 from dataset.connection import NETWORK_ERRORS, explain
@@ -23,6 +25,7 @@ log = logging.getLogger("trainyard.fetch")
 TICK_S = 0.05
 SYNC_BYTES = 256 << 20
 STOP_S = 0.5  # cut connections are gone long before
+BEHIND_NICENESS = 10
 
 
 class ObjectChanged(Exception):
@@ -43,6 +46,7 @@ class Transfer:
         self._changed = threading.Condition(lookup.lock)
         self._wake = threading.Event()
         self._dealer = Dealer(self.blocks, self.sources, self.options)
+        self.stays_behind = False  # connections leave the CPU to a hash that follows them
         self._num_threads = 0
         self._stopping = self._syncing = False
         self._error: BaseException | None = None
@@ -122,6 +126,9 @@ class Transfer:
     # A connection, one thread each
 
     def _work(self) -> None:
+        if self.stays_behind:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _lower_priority())
         buffer = memoryview(bytearray(CHUNK))
         try:
             while True:
@@ -220,3 +227,7 @@ class Transfer:
             if self.blocks.is_complete:
                 self._wake.set()
                 self._changed.notify_all()
+
+
+def _lower_priority() -> int:
+    return min(19, os.getpriority(os.PRIO_PROCESS, 0) + BEHIND_NICENESS)

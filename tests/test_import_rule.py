@@ -26,7 +26,7 @@ NEEDS = {
 }
 OPTIONAL = {  # inside try/except ImportError, or inside a function: their absence is borne
     "dataset": {"certifi", "crc32c", "google_crc32c", "pelicanfs", "tqdm"},
-    "train": {"psutil", "pynvml"},
+    "train": {"pynvml"},
 }
 EXTRA = {"fake_picture.py": {"PIL"}}  # pictures are drawn for tests and demos only
 WITHOUT_TORCH = [
@@ -110,14 +110,14 @@ def test_the_rule_is_read_from_nested_and_guarded_imports(tmp_path: Path) -> Non
     module.write_text(
         "import torch.nn\n"
         "from train import run as story\n"
-        "try:\n    import psutil\nexcept ImportError:\n    psutil = None\n"
+        "try:\n    import pynvml\nexcept ImportError:\n    pynvml = None\n"
         "try:\n    import numpy\nexcept ValueError:\n    pass\n"
         "def f():\n    from report.scaling import table\n"
     )
     assert dict(imports_of(module)) == {
         "torch.nn": True,
         "train.run": True,
-        "psutil": False,
+        "pynvml": False,
         "numpy": True,
         "report.scaling.table": False,
     }
@@ -131,7 +131,7 @@ def test_what_promises_to_live_without_torch_is_imported_without_it() -> None:
         for path in files_of(room)
         if path.name not in ("__init__.py", "__main__.py")
     ]
-    blocked = ["torch", "torchvision", "psutil", "pynvml", "pelicanfs", "htcondor2", "classad2"]
+    blocked = ["torch", "torchvision", "pynvml", "pelicanfs", "htcondor2", "classad2"]
     code = (
         "import sys, importlib\n"
         f"for name in {blocked}: sys.modules[name] = None\n"

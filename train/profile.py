@@ -14,14 +14,11 @@ from typing import Any, NamedTuple
 
 from train.record import STAGES_FILE, append_line
 
-try:
-    import psutil
-except ImportError:  # a bare container: the line then lacks what only psutil can see
-    psutil = None
-
 log = logging.getLogger("trainyard")
 
 SAMPLE_S = 0.5
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage(NamedTuple):
@@ -82,11 +79,8 @@ class StageMeter:
             self._sample()
 
     def _sample(self) -> None:
-        if psutil is None:
-            peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            self._peak_rss = max(self._peak_rss, peak_kib * 1024)
-        else:
-            self._peak_rss = max(self._peak_rss, _tree_rss())
+        rss = sum(map(_rss_bytes, ["self", *_descendants("self")]))
+        self._peak_rss = max(self._peak_rss, rss)
         for nvml, handle in self._gpus:
             self._sample_gpu(nvml, handle)
 
@@ -141,25 +135,30 @@ def _own_usage() -> Usage:
 
 
 def _descendants_usage() -> Iterator[Usage]:
-    if psutil is None:
-        return
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            times = child.cpu_times()
-            cpu_s = times.user + times.system + times.children_user + times.children_system
-            yield Usage(cpu_s, *_io_bytes(child.pid))
+    for pid in _descendants("self"):
+        with suppress(OSError):  # it ended meanwhile
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            cpu_ticks = sum(map(int, fields[11:15]))  # its own and its ended children's
+            yield Usage(cpu_ticks / _TICKS_PER_S, *_io_bytes(pid))
 
 
-def _tree_rss() -> int:
-    me = psutil.Process()
-    rss = int(me.memory_info().rss)
-    for child in me.children(recursive=True):
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            rss += child.memory_info().rss
-    return rss
+def _descendants(pid: str) -> Iterator[str]:
+    """All living descendants; only their own files are read, however many processes a node has."""
+    with suppress(OSError):
+        for task in os.scandir(f"/proc/{pid}/task"):
+            for child in Path(task.path, "children").read_text().split():
+                yield child
+                yield from _descendants(child)
 
 
-def _io_bytes(pid: int | str) -> tuple[int, int]:
+def _rss_bytes(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def _io_bytes(pid: str) -> tuple[int, int]:
     """Bytes that a process asked to read and write (rchar and wchar of the kernel)."""
     try:
         fields = dict(

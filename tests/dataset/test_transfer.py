@@ -74,6 +74,24 @@ def test_digests_that_are_given_are_checked(
     assert not (tmp_path / "b" / "object.bin").exists()
 
 
+@pytest.mark.parametrize("given", [{}, {"md5": hashlib.md5(CONTENT).hexdigest()}])
+def test_connections_leave_the_cpu_to_a_hash_that_follows_them(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+
+    def write(fd: int, view: memoryview, offset: int) -> None:
+        seen.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        os.pwrite(fd, view, offset)
+
+    monkeypatch.setattr("dataset.store.write_at", write)
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    with serving(CONTENT) as (url, _):
+        fetch(url, tmp_path, given=given)
+    assert seen == {min(19, mine + 10) if given else mine}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
+
+
 def test_a_server_without_ranges_is_read_in_one_go(tmp_path: Path) -> None:
     def ignore_range(handler: Handler) -> bool:
         del handler.headers["Range"]

@@ -136,11 +136,16 @@ def forget_traffic(path: str = "*") -> None:
     ask(_layout, "/traffic/forget", {"path": path})
 
 
+def processes() -> list[int]:
+    """All that run for the mini-OSDF: servers, proxies, the director."""
+    return lifetime.find_marked(_layout.folder)
+
+
 def stop_server(server: str) -> None:
     """Stops one XRootD for good (origin, cache1, cache2): its proxy then closes connections."""
     pid_file = next((_layout.folder / server).rglob("*.pid"))
     pid = int(pid_file.read_text())
-    lifetime.end_processes(lambda: [p for p in lifetime.find_marked(_layout.folder) if p == pid])
+    lifetime.end_processes(lambda: [p for p in processes() if p == pid])
 
 
 def start_server(server: str) -> None:
