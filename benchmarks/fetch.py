@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.bench import measure_undisturbed
+from benchmarks.bench import RESULTS, measure_undisturbed
 from benchmarks.fetch_table import Row, Run, add, format_table, make_row, measure, slowdown
 from dataset.checksum import compute
 from dataset.errors import UserError, run_command
@@ -75,8 +75,8 @@ def main() -> int:
         if not was_up:
             service.down()
     print(format_table(rows))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 0
 
 
@@ -91,7 +91,7 @@ def _parse_args() -> argparse.Namespace:
     add("--megabytes", type=int, default=1500, help="size of the object on loopback (1500)")
     add("--wan-megabytes", type=int, default=1000, help="size over the emulated WAN (1000)")
     add("--tmpfs", type=Path, default=Path("/dev/shm"), help="where the files go (/dev/shm)")
-    add("--json", type=Path, help="write the rows there, too")
+    add("--json", type=Path, default=RESULTS / "fetch.json", help="the rows go there, too")
     return parser.parse_args()
 
 
