@@ -23,6 +23,18 @@ LOG_RATIO = math.log(4 / 3)
 VAL_RESIZE = 256 / 224  # the shorter side before the centre crop, as pytorch/examples has it
 
 
+def ignore_pillow_warnings() -> None:
+    """Silences what Pillow's own modules warn of, e.g. EXIF that nobody reads here, for good.
+
+    Done once, at import: catch_warnings around each image is not thread-safe, and two loader
+    threads could leave every warning of the process ignored.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+ignore_pillow_warnings()
+
+
 def decode_train(data: bytes, name: str, size: int, uniforms: Uniforms) -> Pixels:
     """A random resized crop with a random flip, both decided by uniforms."""
     image = _open(data, name)
@@ -134,10 +146,7 @@ def _central_crop(width: int, height: int) -> tuple[int, int, int, int]:
 
 def _open(data: bytes, name: str) -> Image.Image:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns about EXIF that nobody reads here
-            image = Image.open(io.BytesIO(data))
-            return image.convert("RGB")
+        return Image.open(io.BytesIO(data)).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error).replace("\n", " ")
         raise DataError(f"cannot decode {name}: {reason}") from None

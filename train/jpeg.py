@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -91,21 +92,42 @@ def build_kernel() -> str | None:
     path = library_path()
     if path.exists():
         return None
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        return f"no C compiler; {HINT}"
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    command = [compiler, *FLAGS, "-o", str(part), str(SOURCE), "-ljpeg", "-lm"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
+    problem = _compile(part)
+    if problem:
         part.unlink(missing_ok=True)
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
-        return f"{errors[0].strip()[:200]}; {HINT}"
+        return problem
     part.replace(path)
     for stale in SOURCE.parent.glob(f"jpeg_crop-{platform.machine()}-*.so"):
         if stale != path:
             stale.unlink(missing_ok=True)
     return None
+
+
+def _compile(part: Path) -> str | None:
+    """Why the compiler could not write part, in one line, or None."""
+    try:
+        compiler = _find_compiler()
+        if not compiler:
+            return f"no C compiler; {HINT}"
+        command = [*compiler, *FLAGS, "-o", str(part), str(SOURCE), "-ljpeg", "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True)
+    except (OSError, ValueError) as error:  # no such program, or a quote without its partner
+        return (
+            f"CC={os.environ.get('CC', '')!r} cannot be run ({error}); unset it or name a compiler"
+        )
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.splitlines() or [f"{compiler[0]} ended with {done.returncode}"]
+    reason = next((line for line in lines if "error" in line), lines[0])
+    return f"{reason.strip()[:200]}; {HINT}"
+
+
+def _find_compiler() -> list[str]:
+    """The words of CC (it may be `ccache gcc`), else the system's compiler; empty without one."""
+    wanted = shlex.split(os.environ.get("CC", ""))
+    found = shutil.which("cc") or shutil.which("gcc")
+    return wanted or ([found] if found else [])
 
 
 def main() -> int:

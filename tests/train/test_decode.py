@@ -5,7 +5,12 @@ from __future__ import annotations
 import io
 import math
 import random
+import subprocess
+import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +22,13 @@ from torchvision import transforms
 
 from dataset.errors import DataError
 from dataset.fake_picture import draw_picture
-from train.decode import UNIFORMS_PER_SAMPLE, choose_crop, decode_train, decode_val
+from train.decode import (
+    UNIFORMS_PER_SAMPLE,
+    choose_crop,
+    decode_train,
+    decode_val,
+    ignore_pillow_warnings,
+)
 from train.sampler import sample_uniforms
 
 SIZES = [(500, 375), (375, 500), (224, 224), (256, 256), (257, 300), (100, 91), (1000, 50), (31, 7)]
@@ -153,7 +164,55 @@ def test_damaged_bytes_give_pixels_or_a_data_error_and_no_other_crash(
     keep = draw.draw(st.integers(0, len(data)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a warning would be printed once for each bad image
+        ignore_pillow_warnings()
         try:
             assert decode_val(bytes(damaged[:keep]), "x", 16).shape == (16, 16, 3)
         except DataError as error:
             assert "cannot decode x" in str(error)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+DECODE_ODD = """
+import sys, warnings
+from train.decode import decode_val
+assert decode_val(sys.stdin.buffer.read(), "x", 16).shape == (16, 16, 3)
+try:
+    warnings.warn("of somebody else")
+except UserWarning:
+    print("heard")
+"""
+
+
+def test_importing_the_decoder_silences_pillow_and_nobody_else() -> None:
+    file = io.BytesIO()
+    broken_exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x04"  # four entries, none there
+    Image.new("RGB", (40, 30)).save(file, "JPEG", exif=broken_exif)
+    with pytest.warns(UserWarning, match="EXIF"):
+        Image.open(io.BytesIO(file.getvalue()))
+    command = [sys.executable, "-W", "error", "-c", DECODE_ODD]
+    done = subprocess.run(command, input=file.getvalue(), capture_output=True, cwd=ROOT)
+    assert (done.stdout.strip(), done.stderr) == (b"heard", b"")
+
+
+def test_two_images_at_once_leave_warnings_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second image is opened while the first is, and closed after it."""
+    second_is_open, first_is_done = threading.Event(), threading.Event()
+    really_open = Image.open
+    first, second = encode(40, 30), encode(50, 30)
+
+    def open_in_turn(file: io.BytesIO) -> Image.Image:
+        if file.getvalue() == first:
+            assert second_is_open.wait(30)
+        else:
+            second_is_open.set()
+            assert first_is_done.wait(30)
+        return really_open(file)
+
+    monkeypatch.setattr(Image, "open", open_in_turn)
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [pool.submit(decode_val, data, "x", 16) for data in (first, second)]
+        tasks[0].add_done_callback(lambda _: first_is_done.set())
+        for task in tasks:
+            task.result()
+    assert list(warnings.filters) == before

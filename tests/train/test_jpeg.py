@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from dataset.errors import DataError
+from train import jpeg
+from train.decode import UNIFORMS_PER_SAMPLE, KernelDecoder
 from train.jpeg import Kernel, build_kernel, load_kernel
 
 
@@ -70,6 +74,33 @@ def test_random_crops_differ_from_pillow_by_rounding(
         assert np.square(difference).mean() < 255**2 / 10**5  # a PSNR of 50 dB
 
 
+@pytest.mark.parametrize(
+    ("width", "height", "size"),
+    [(400, 2470, 64), (3310, 3310, 64), (600, 8645, 224), (30000, 16, 1), (16, 30000, 1)],
+)
+def test_white_stays_white_however_much_it_shrinks(
+    kernel: Kernel, width: int, height: int, size: int
+) -> None:
+    data = to_jpeg(Image.new("RGB", (width, height), "white"))
+    assert (decode(kernel, data, (0, 0, width, height), size) == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "sizes"),
+    [(2896, 2896, (32, 96, 224)), (20000, 64, (1, 32, 224)), (64, 20000, (1, 32, 224))],
+)
+def test_large_noise_shrinks_as_pillow_shrinks_it(
+    kernel: Kernel, width: int, height: int, sizes: tuple[int, ...]
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    data = to_jpeg(Image.fromarray(noise))
+    box = (0, 0, width, height)
+    for size in sizes:
+        difference = decode(kernel, data, box, size).astype(int) - expect(data, box, size)
+        assert abs(difference.mean()) < 0.05, size
+        assert np.square(difference).mean() < 255**2 / 10**5, size  # a PSNR of 50 dB
+
+
 def test_a_window_of_a_resize_is_pillows_resize_then_crop(kernel: Kernel) -> None:
     data = to_jpeg(make_picture(500, 375))
     out = np.empty((224, 224, 3), dtype=np.uint8)
@@ -103,6 +134,30 @@ def test_oddities_are_left_to_pillow(kernel: Kernel) -> None:
         assert kernel.size(data) is None
 
 
+def declare_size(data: bytes, width: int, height: int) -> bytes:
+    """The same JPEG with another size in its header."""
+    at = data.index(b"\xff\xc0") + 5  # marker, length, precision; then height and width
+    return data[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + data[at + 4 :]
+
+
+def test_more_pixels_than_pillow_takes_are_left_to_pillow(kernel: Kernel) -> None:
+    small = to_jpeg(make_picture(100, 80))
+    most = 2 * Image.MAX_IMAGE_PIXELS
+    assert 13377 * 13377 <= most < 13378 * 13377
+    assert kernel.size(declare_size(small, 13377, 13377)) == (13377, 13377)
+    out = np.empty((32, 32, 3), dtype=np.uint8)
+    for width, height in ((13378, 13377), (65500, 65500)):
+        bomb = declare_size(small, width, height)
+        assert kernel.size(bomb) is None
+        assert not kernel.decode(bomb, (0, 0, 50, 50), (32, 32), (0, 0), False, out)
+        with pytest.raises(DataError, match=r"cannot decode n01/bomb\.JPEG: .*exceeds limit"):
+            KernelDecoder(kernel).val(bomb, "n01/bomb.JPEG", out)
+        with pytest.raises(DataError, match=r"cannot decode n01/bomb\.JPEG: .*exceeds limit"):
+            KernelDecoder(kernel).train(
+                bomb, "n01/bomb.JPEG", np.full(UNIFORMS_PER_SAMPLE, 0.5), out
+            )
+
+
 def test_a_box_outside_the_image_is_refused(kernel: Kernel) -> None:
     data = to_jpeg(make_picture(100, 80))
     out = np.empty((32, 32, 3), dtype=np.uint8)
@@ -122,3 +177,32 @@ def test_damaged_bytes_never_crash(kernel: Kernel) -> None:
         if size:
             box = (0, 0, min(size[0], 160), min(size[1], 120))
             kernel.decode(bytes(data), box, (64, 64), (0, 0), False, out)
+
+
+@pytest.fixture
+def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The source alone in a folder of its own, where the build then happens."""
+    source = tmp_path / "jpeg_crop.c"
+    source.write_bytes(jpeg.SOURCE.read_bytes())
+    monkeypatch.setattr(jpeg, "SOURCE", source)
+    return tmp_path
+
+
+def test_cc_may_have_several_words(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "env LC_ALL=C cc")  # stands for `ccache gcc`
+    assert build_kernel() is None
+    assert jpeg.library_path().parent == unbuilt and Kernel(jpeg.library_path())
+
+
+@pytest.mark.parametrize("compiler", ["/no/such/cc -m64", "env no-such-cc", "false", "'gcc"])
+def test_a_cc_that_cannot_be_run_is_one_line_and_no_error(
+    unbuilt: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    compiler: str,
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    assert jpeg.main() == 0
+    said = capsys.readouterr().out
+    assert said.startswith("JPEG kernel not built") and said.count("\n") == 1
+    assert [path.name for path in unbuilt.iterdir()] == ["jpeg_crop.c"]
