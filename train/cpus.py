@@ -4,28 +4,61 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Binding(NamedTuple):
+    """The cores that a process may run on, and which machine's they are."""
+
+    machine: str
+    cores: frozenset[int]
 
 
 def allowed_cpus(env: Mapping[str, str]) -> int:
     """Cores by affinity, cgroup quota, SLURM_CPUS_PER_TASK and HTCondor slot, the least of all."""
     limits = [len(os.sched_getaffinity(0)), cgroup_cpus() or math.inf, slot_cpus(env) or math.inf]
-    if env.get("SLURM_CPUS_PER_TASK", "").isdigit() and "SLURM_STEP_ID" in env:
-        limits.append(int(env["SLURM_CPUS_PER_TASK"]))
+    limits.append(task_cpus(env) or math.inf)
     return max(1, int(min(limits)))
 
 
-def cpus_of_rank(env: Mapping[str, str], local_world_size: int) -> int:
-    """This rank's share: all it is allowed when it was bound, else an equal part of the node."""
-    allowed = allowed_cpus(env)
+def cpus_of_rank(
+    env: Mapping[str, str], local_world_size: int, num_sharing: int | None = None
+) -> int:
+    """This rank's share of the cores; num_sharing of the node's ranks (None: all) have its cores.
+
+    The quota of a cgroup and the cores of a slot are for all ranks of the node, however bound.
+    """
+    bound = len(os.sched_getaffinity(0)) // (num_sharing or local_world_size)
+    for_all = [cgroup_cpus() or math.inf, slot_cpus(env) or math.inf]
+    own = task_cpus(env) or math.inf
+    if "TORCHELASTIC_RUN_ID" in env:  # torchrun's ranks share the cores of one task
+        for_all, own = [*for_all, own], math.inf
+    return max(1, int(min(bound, own, min(for_all) / local_world_size)))
+
+
+def own_binding() -> Binding:
+    """This process's cores; a machine is known by its boot, for containers have names of theirs."""
+    try:
+        machine = BOOT_ID.read_text().strip()
+    except OSError:
+        machine = os.uname().nodename
+    return Binding(machine, frozenset(os.sched_getaffinity(0)))
+
+
+def count_sharing(own: Binding, all_ranks: Sequence[Binding]) -> int:
+    """How many ranks, this one included, may run on a core of this rank."""
+    beside = [other for other in all_ranks if other.machine == own.machine]
+    return sum(not own.cores.isdisjoint(other.cores) for other in beside)
+
+
+def task_cpus(env: Mapping[str, str]) -> int | None:
+    """The cores of a task of a SLURM step, or None where nobody said it."""
     per_task = env.get("SLURM_CPUS_PER_TASK", "")
-    is_bound = per_task.isdigit() and allowed <= int(per_task) and "SLURM_STEP_ID" in env
-    is_bound &= "TORCHELASTIC_RUN_ID" not in env  # torchrun's ranks share the cores of one task
-    machine = os.cpu_count() or 1
-    if is_bound and allowed < machine:
-        return allowed
-    return max(1, min(allowed, machine) // local_world_size)
+    return int(per_task) or None if per_task.isdecimal() and "SLURM_STEP_ID" in env else None
 
 
 def slot_cpus(env: Mapping[str, str]) -> int | None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dataset.errors import DataError
+from dataset.errors import CommandError, DataError
 from train.decode import UNIFORMS_PER_SAMPLE, Decoder, Uniforms
 from train.sampler import (
     MAX_VAL_BATCH,
@@ -43,6 +43,7 @@ class Batch(NamedTuple):
     labels: torch.Tensor
     skipped: list[str]  # the images that could not be decoded
     error: str  # not empty: why the batch could not be made
+    kind: type[CommandError] = DataError  # of the error: it has the exit code
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,15 @@ class Draft:
     uniforms: Uniforms | None  # None: validation
     images: torch.Tensor  # uint8 [n, size, size, 3]
     pixels: npt.NDArray[np.uint8]  # the same memory
-    labels: Int64s
+    labels: torch.Tensor  # int64 [n]
+    label_values: Int64s  # the same memory
     skipped: list[tuple[int, str]] = field(default_factory=list)
 
     def finish(self) -> Batch:
         names = [name for _, name in sorted(self.skipped)]
         # NHWC in memory is what torch calls channels_last.
         images = self.images.permute(0, 3, 1, 2)
-        return Batch(images, torch.from_numpy(self.labels), names, "")
+        return Batch(images, self.labels, names, "")
 
 
 class Images:
@@ -138,22 +140,27 @@ class Images:
             draft = self.draft(item)
             self.fill(draft, 0, len(draft.indices))
             return draft.finish()
-        except (DataError, OSError) as error:
+        except CommandError as error:
             empty = torch.empty(0)
-            return Batch(empty, empty, [], str(error))
+            return Batch(empty, empty, [], str(error), type(error))
 
     def draft(self, item: Item) -> Draft:
         """An empty batch for an item, with all that its slots need."""
         indices, size = self.indices(item), self.image_size
-        shape = (len(indices), size, size, 3)
-        images = torch.empty(shape, dtype=torch.uint8, pin_memory=self.pin_memory)
-        if item.is_val:
-            assert self.val is not None
-            labels = self.val.labels[indices].copy()
-            return Draft(item, indices, None, images, images.numpy(), labels)
-        uniforms = sample_uniforms(self.seed, item.epoch, indices, UNIFORMS_PER_SAMPLE)
-        labels = self.train.labels[indices].copy()
-        return Draft(item, indices, uniforms, images, images.numpy(), labels)
+        source = self.val if item.is_val else self.train
+        assert source is not None
+        images = self._empty((len(indices), size, size, 3), torch.uint8)
+        labels = self._empty((len(indices),), torch.int64)
+        label_values = labels.numpy()
+        label_values[:] = source.labels[indices]
+        uniforms = None
+        if not item.is_val:
+            uniforms = sample_uniforms(self.seed, item.epoch, indices, UNIFORMS_PER_SAMPLE)
+        return Draft(item, indices, uniforms, images, images.numpy(), labels, label_values)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a batch; only from pinned memory does a copy to a GPU not stop the caller."""
+        return torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)
 
     def fill(self, draft: Draft, start: int, end: int) -> None:
         """Decodes the images of some slots."""
@@ -169,7 +176,7 @@ class Images:
             name, data = self.train.name(index), self.train.read(index)
             try:
                 self.decoder.train(data, name, draft.uniforms[slot], draft.pixels[slot])
-                draft.labels[slot] = self.train.labels[index]
+                draft.label_values[slot] = self.train.labels[index]
                 return
             except DataError:
                 if not self.tolerate_bad:
@@ -189,5 +196,5 @@ class Images:
             if not self.tolerate_bad:
                 raise
             draft.pixels[slot] = 0
-            draft.labels[slot] = -1
+            draft.label_values[slot] = -1
             draft.skipped.append((slot, name))

@@ -86,17 +86,22 @@ def keep_freed_memory() -> None:
 
 
 def choose_threads(
-    threads: int | None, workers: int | None, device: torch.device, launch: Launch
+    threads: int | None,
+    workers: int | None,
+    device: torch.device,
+    launch: Launch,
+    num_sharing: int | None = None,
 ) -> tuple[int, int]:
     """(compute threads, loader workers) of this rank, from the cores that are really its own."""
-    cores = cpus_of_rank(os.environ, launch.local_world_size)
+    cores = cpus_of_rank(os.environ, launch.local_world_size, num_sharing)
     if device.type == "cuda":
         return threads or 1, min(cores, 16) if workers is None else workers
     # On a CPU the network is the slow part: one decoder feeds several computing cores.
     default_workers = 0 if cores == 1 else max(1, cores // 8)
-    # torchrun sets OMP_NUM_THREADS to 1 a rank, HTCondor to the cores of the slot.
+    # torchrun sets OMP_NUM_THREADS to 1 a rank, unless it is set: HTCondor sets it to the cores of
+    # the slot, which all ranks in it share.
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    own = int(asked) if asked.isdigit() and int(asked) > 0 else cores
+    own = min(int(asked), cores) if asked.isdecimal() and int(asked) > 0 else cores
     return threads or own, default_workers if workers is None else workers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -27,6 +28,9 @@ _LOST_PEER = (
     *("gloo", "NCCL", "c10d"),
 )
 
+# What a network disk answers that is away for a while; of an image it is said in train/sources.py.
+_DISK_AWAY = (errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
+
 
 class Diverged(CommandError):
     """The loss or the weights are no longer numbers; the last good checkpoint is kept."""
@@ -42,6 +46,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         message = describe_os_error(error)
         if message:
             return message, USER_MISTAKE
+        if error.errno in _DISK_AWAY:
+            return f"{error}; run the same command again", TRY_AGAIN
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; start the same command again to continue", INTERRUPTED
     if isinstance(error, torch.cuda.OutOfMemoryError):

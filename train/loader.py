@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from dataset.errors import DataError
 from train.data import Batch, Draft, Images, Item, Schedule
 
 CHUNK = 4  # images a task: small enough that all threads work on the batch that is waited for
@@ -31,7 +30,7 @@ def load_batches(images: Images, items: Iterable[Item], num_workers: int) -> Ite
         batches = _load_in_processes(images, items, num_workers)
     for batch in batches:
         if batch.error:
-            raise DataError(batch.error)
+            raise batch.kind(batch.error)
         yield batch
 
 
@@ -105,23 +104,31 @@ def copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch
         yield from batches
         return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    waiting: Batch | None = None
+    waiting: tuple[Batch, Any] | None = None
     for batch in batches:
-        with torch.cuda.stream(stream):
-            images = batch.images.to(device, non_blocking=True)
-            labels = batch.labels.to(device, non_blocking=True)
-        copied = Batch(images, labels, batch.skipped, "")
+        copied = _copy(batch, device, stream)
         if waiting is not None:
-            yield _hand_over(waiting, stream)
+            yield _hand_over(*waiting)
         waiting = copied
     if waiting is not None:
-        yield _hand_over(waiting, stream)
+        yield _hand_over(*waiting)
 
 
-def _hand_over(batch: Batch, stream: Any) -> Batch:
-    """Makes the computing stream wait for the copy, and the allocator know who uses the memory."""
+def _copy(batch: Batch, device: torch.device, stream: Any) -> tuple[Batch, Any]:
+    """The batch on the device, and the event of the side stream when it has come there."""
+    with torch.cuda.stream(stream):
+        images = batch.images.to(device, non_blocking=True)
+        labels = batch.labels.to(device, non_blocking=True)
+    return Batch(images, labels, batch.skipped, ""), stream.record_event()
+
+
+def _hand_over(batch: Batch, copied: Any) -> Batch:
+    """Makes the computing stream wait for this copy alone, for the next one is under way already.
+
+    And tells the allocator who uses the memory.
+    """
     current = torch.cuda.current_stream()
-    current.wait_stream(stream)
+    current.wait_event(copied)
     batch.images.record_stream(current)
     batch.labels.record_stream(current)
     return batch

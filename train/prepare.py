@@ -17,6 +17,7 @@ from dataset.remote import fetch_dataset
 from train import checkpoint
 from train.comm import Comm
 from train.config import TrainConfig
+from train.cpus import count_sharing, own_binding
 from train.decode import Decoder, choose_decoder
 from train.device import (
     choose_precision,
@@ -29,10 +30,11 @@ from train.device import (
 from train.launch import Launch
 from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
 from train.optim import zero_init_last_gamma
+from train.profile import measure_stage
 from train.recipe import FLAGS, Recipe, resolve_recipe
 from train.resume import find_checkpoint, refuse_changes
 from train.sampler import BatchPlan, ValidationShare, share_validation
-from train.sources import Dataset, open_dataset
+from train.sources import Dataset, needs_index, open_dataset
 from train.step import Placement, Trainer
 
 log = logging.getLogger("trainyard")
@@ -111,7 +113,9 @@ def prepare(
 ) -> tuple[Setup, checkpoint.State | None]:
     """The setup of a run, and the checkpoint to go on from where there is one."""
     precision = choose_precision(cfg.precision, device)
-    threads, num_workers = choose_threads(cfg.threads, cfg.workers, device, launch)
+    binding = own_binding()
+    num_sharing = count_sharing(binding, comm.gather(binding))
+    threads, num_workers = choose_threads(cfg.threads, cfg.workers, device, launch, num_sharing)
     torch.set_num_threads(threads)
     set_up_math(precision, device)
     if device.type == "cpu":
@@ -159,16 +163,27 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
-    """The data set; rank 0 opens it first and makes missing indexes, then one rank a node."""
+    """The data set, opened by all ranks at once, or in turns where an index must be made."""
     num_nodes = sum(comm.gather(launch.local_rank == 0))  # not every launcher says it
     path = fetch_once_a_node(cfg, launch, comm, num_nodes)
+    if any(comm.gather(comm.world_size > 1 and needs_index(path, cfg.index_dir))):
+        dataset = open_in_turns(path, cfg, launch, comm, num_nodes)
+    else:
+        dataset = open_dataset(path, cfg.index_dir)
+    if len(set(comm.gather(dataset.fingerprint))) > 1:
+        raise UserError(f"the ranks see different data at {cfg.data}; use one copy, or equal ones")
+    return dataset
+
+
+def open_in_turns(
+    path: Path, cfg: TrainConfig, launch: Launch, comm: Comm, num_nodes: int
+) -> Dataset:
+    """The data set; rank 0 makes the missing indexes, then one rank a node where they are not."""
     turn = 0 if launch.is_main else 1 if launch.local_rank == 0 else 2
     comm.wait_until_done("index", (0, 1, num_nodes)[turn])
     dataset = open_dataset(path, cfg.index_dir)
     if turn < 2:
         comm.say_done("index")
-    if len(set(comm.gather(dataset.fingerprint))) > 1:
-        raise UserError(f"the ranks see different data at {cfg.data}; use one copy, or equal ones")
     return dataset
 
 
@@ -179,7 +194,8 @@ def fetch_once_a_node(cfg: TrainConfig, launch: Launch, comm: Comm, num_nodes: i
     path = ""
     if launch.local_rank == 0:
         where = cfg.data_dir or Path("data")
-        path = str(fetch_dataset(cfg.data, where, federation=cfg.federation, token=cfg.token))
+        with measure_stage("fetch", cfg.output if cfg.output and launch.is_main else where):
+            path = str(fetch_dataset(cfg.data, where, federation=cfg.federation, token=cfg.token))
         comm.say_done("fetch")
     comm.wait_until_done("fetch", num_nodes)
     return Path(comm.from_main(path))

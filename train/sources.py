@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dataset.errors import DataError, UserError
-from dataset.index import find_or_build_index
+from dataset.errors import CommandError, DataError, PassingError, UserError, describe_os_error
+from dataset.index import find_current, find_or_build_index
 from dataset.index_file import TarIndex
 from dataset.output_folder import find_unfinished
 
@@ -29,6 +31,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
     def name(self, index: int) -> str: ...
+    def raw_names(self, start: int, end: int) -> list[bytes]: ...
     def read(self, index: int) -> bytes: ...
 
 
@@ -61,13 +64,19 @@ class FolderSource:
     def name(self, index: int) -> str:
         return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]].tobytes())
 
+    def raw_names(self, start: int, end: int) -> list[bytes]:
+        return _cut(self._names, self._ends[start : end + 1])
+
     def read(self, index: int) -> bytes:
-        fd = os.open(self.root / self.name(index), os.O_RDONLY)
+        file = self.root / self.name(index)
         try:
-            size = os.fstat(fd).st_size
-            return _read_whole(fd, size, 0, self.name(index))
-        finally:
-            os.close(fd)
+            fd = os.open(file, os.O_RDONLY)
+            try:
+                return _read_whole(fd, os.fstat(fd).st_size, 0, str(file))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise explain_failed_read(error, str(file)) from None
 
 
 class TarSource:
@@ -89,11 +98,21 @@ class TarSource:
         """CLASS/FILE, as in the folder that would be extracted from this tar."""
         return f"{self.classes[self.index.label[index]]}/{self.index.name(index)}"
 
+    def raw_names(self, start: int, end: int) -> list[bytes]:
+        labels = self.index.label[start:end].tolist()
+        folders = {label: os.fsencode(self.classes[label]) + b"/" for label in set(labels)}
+        files = _cut(self.index.names, self.index.name_offset[start : end + 1])
+        return [folders[label] + file for label, file in zip(labels, files, strict=True)]
+
     def read(self, index: int) -> bytes:
-        if self._fd is None:  # a forked worker may share it: pread has no cursor
-            self._fd = os.open(self.index.tar, os.O_RDONLY)
         offset, size = int(self.index.offset[index]), int(self.index.size[index])
-        return _read_whole(self._fd, size, offset, self.name(index))
+        where = f"{self.name(index)} in {self.index.tar}"
+        try:
+            if self._fd is None:  # a forked worker may share it: pread has no cursor
+                self._fd = os.open(self.index.tar, os.O_RDONLY)
+            return _read_whole(self._fd, size, offset, where)
+        except OSError as error:
+            raise explain_failed_read(error, where) from None
 
 
 @dataclass(frozen=True)
@@ -111,24 +130,40 @@ def open_dataset(path: Path, index_dir: Path | None) -> Dataset:
     """The data set at a path; an extracted folder wins over a tar beside it."""
     if not path.exists():
         raise UserError(f"no such data: {path}; name a folder with train/ and val/, or the tars")
-    folder = path if path.is_dir() else path.parent
-    if path.is_dir() and (folder / "train").is_dir():
-        _check_finished(folder)
-        train: Source = FolderSource(folder / "train")
-        val: Source | None = FolderSource(folder / "val") if (folder / "val").is_dir() else None
-        return _check_halves("folder", folder, train, val)
-    train_tar = path if path.is_file() else folder / TRAIN_TAR
-    if train_tar.name == VAL_TAR:
-        train_tar = folder / TRAIN_TAR
-    if not train_tar.exists():
+    if _is_extracted(path):
+        _check_finished(path)
+        halves = [FolderSource(path / half) for half in ("train", "val") if (path / half).is_dir()]
+        return _check_halves("folder", path, *halves)
+    tars = _find_tars(path)
+    if not tars:
         raise UserError(
             f"{path} holds neither train/ nor {TRAIN_TAR}; name the folder that has one of them"
-            + _hint_about_zip(folder)
+            + _hint_about_zip(path if path.is_dir() else path.parent)
         )
-    val_tar = folder / VAL_TAR
-    train = TarSource(find_or_build_index(train_tar, index_dir=index_dir))
-    val = TarSource(find_or_build_index(val_tar, index_dir=index_dir)) if val_tar.exists() else None
-    return _check_halves("tar", train_tar, train, val)
+    sources = [TarSource(find_or_build_index(tar, index_dir=index_dir)) for tar in tars]
+    return _check_halves("tar", tars[0], *sources)
+
+
+def needs_index(path: Path, index_dir: Path | None) -> bool:
+    """Whether a tar of the data set must be indexed; that there is no data, open_dataset says."""
+    if not path.exists() or _is_extracted(path):
+        return False
+    found = (
+        find_current(tar, index_dir=index_dir, labels=None, checksums=False)
+        for tar in _find_tars(path)
+    )
+    return any(index is None for index in found)
+
+
+def _is_extracted(path: Path) -> bool:
+    return (path / "train").is_dir()
+
+
+def _find_tars(path: Path) -> list[Path]:
+    """The tar of the training images and, where there is one, of the validation images."""
+    folder = path if path.is_dir() else path.parent
+    train = path if path.is_file() and path.name != VAL_TAR else folder / TRAIN_TAR
+    return [tar for tar in (train, folder / VAL_TAR) if tar.exists()] if train.exists() else []
 
 
 def _check_finished(folder: Path) -> None:
@@ -147,15 +182,16 @@ def fingerprint_of(*sources: Source | None) -> str:
     for source in sources:
         if source is None:
             continue
-        digest.update("\0".join(source.classes).encode())
+        digest.update("\0".join(source.classes).encode("utf-8", "surrogateescape"))
         digest.update(source.labels.astype("<i8").tobytes())
+        # Checkpoints hold this value: the pieces and what is between the names must not change.
         for start in range(0, len(source), 4096):
-            names = (source.name(i) for i in range(start, min(start + 4096, len(source))))
-            digest.update("\0".join(names).encode("utf-8", "surrogateescape"))
+            names = source.raw_names(start, min(start + 4096, len(source)))
+            digest.update(b"\0".join(names))
     return digest.hexdigest()[:16]
 
 
-def _check_halves(kind: str, path: Path, train: Source, val: Source | None) -> Dataset:
+def _check_halves(kind: str, path: Path, train: Source, val: Source | None = None) -> Dataset:
     """The data set, once the validation classes are known to be among the training classes."""
     if val is not None and val.classes != train.classes:
         known = {wnid: label for label, wnid in enumerate(train.classes)}
@@ -181,6 +217,21 @@ def _read_whole(fd: int, size: int, offset: int, name: str) -> bytes:
             raise DataError(f"{name}: the file ends after {len(data)} of {size} bytes")
         data += more
     return data
+
+
+def explain_failed_read(error: OSError, where: str) -> CommandError:
+    """The error of a read that failed: what the user can mend, or a disk that may answer later."""
+    lasting = describe_os_error(OSError(error.errno, error.strerror, where))
+    if lasting and error.errno != errno.EIO:  # of a network disk it says no more than a time-out
+        return UserError(lasting)
+    return PassingError(f"cannot read {where}: {error.strerror}; run the same command again")
+
+
+def _cut(blob: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> list[bytes]:
+    """The names that lie one after the other in a blob, between the bounds."""
+    data = blob[bounds[0] : bounds[-1]].tobytes()
+    ends = (bounds - bounds[0]).tolist()
+    return [data[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _hint_about_zip(folder: Path) -> str:

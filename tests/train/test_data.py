@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import shutil
 import signal
@@ -13,12 +15,22 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.errors import DataError, UserError
+from dataset.errors import DataError, PassingError, UserError
+from dataset.index import build_index
+from dataset.index_file import TarIndex
 from train.data import Batch, Images, Item, Schedule
 from train.decode import UNIFORMS_PER_SAMPLE, choose_decoder, decode_train
+from train.failure import explain
 from train.loader import load_batches
 from train.sampler import BatchPlan, epoch_order, sample_uniforms
-from train.sources import open_dataset
+from train.sources import (
+    Source,
+    TarSource,
+    explain_failed_read,
+    fingerprint_of,
+    needs_index,
+    open_dataset,
+)
 
 SIZE, BATCH, MICROBATCH, SEED = 32, 8, 2, 3
 NUM_TRAIN, NUM_VAL = 42, 35
@@ -101,6 +113,55 @@ def test_a_renamed_relabelled_or_removed_image_changes_the_fingerprint(
             change(sorted((copy / split / "n90000001").iterdir())[0])
             found.add(open_dataset(copy, None).fingerprint)
     assert len(found) == 7
+
+
+def spell_fingerprint(*sources: Source) -> str:
+    """The value that checkpoints hold, name by name: the first version of fingerprint_of."""
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update("\0".join(source.classes).encode("utf-8", "surrogateescape"))
+        digest.update(source.labels.astype("<i8").tobytes())
+        for start in range(0, len(source), 4096):
+            names = (source.name(i) for i in range(start, min(start + 4096, len(source))))
+            digest.update("\0".join(names).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
+def test_the_fingerprint_is_the_one_that_checkpoints_hold(images: Path) -> None:
+    dataset = open_dataset(images, None)
+    assert dataset.val is not None
+    assert dataset.fingerprint == spell_fingerprint(dataset.train, dataset.val)
+
+
+def test_names_of_any_bytes_have_one_fingerprint_for_folder_and_tar(tmp_path: Path) -> None:
+    """More names than are hashed at once, and classes and files that are not UTF-8."""
+    for wnid in (b"n\xff1", b"n2"):
+        (tmp_path / "train" / os.fsdecode(wnid)).mkdir(parents=True)
+        for number in range(2100):
+            name = os.fsdecode(wnid + b"/\xe9_%d.JPEG" % number)
+            (tmp_path / "train" / name).touch()
+    folder = open_dataset(tmp_path, None).train
+    files = [os.fsencode(folder.name(i).partition("/")[2]) for i in range(len(folder))]
+    offset = np.cumsum([0, *map(len, files)])
+    blob = np.frombuffer(b"".join(files), np.uint8)
+    label = folder.labels.astype(np.int32)
+    index = TarIndex(tmp_path, offset[:-1], offset[1:], label, folder.classes, blob, offset, "")
+    assert fingerprint_of(folder) == spell_fingerprint(folder)
+    assert fingerprint_of(TarSource(index)) == spell_fingerprint(folder)
+
+
+def test_only_a_tar_without_an_index_needs_one(images: Path, tars: Path, tmp_path: Path) -> None:
+    data = tmp_path / "tars"
+    shutil.copytree(tars, data, ignore=shutil.ignore_patterns("*.index"))
+    train, val = (data / f"ILSVRC2012_img_{half}.tar" for half in ("train", "val"))
+    assert needs_index(data, None)
+    build_index(train)
+    assert needs_index(data, None) and needs_index(train, None) and needs_index(val, None)
+    build_index(val)
+    assert not any(needs_index(path, None) for path in (data, train, val))
+    assert not needs_index(images, None)
+    assert not needs_index(tmp_path / "missing", None)
+    assert not needs_index(tmp_path, None)  # open_dataset says what is wrong with these two
 
 
 def test_samples_are_in_the_bytewise_order_of_class_and_name(images: Path) -> None:
@@ -263,8 +324,66 @@ def test_a_tar_that_was_cut_later_is_named(tars: Path, tmp_path: Path) -> None:
     data = shutil.copytree(tars, tmp_path / "tars")
     opened = open_images(data)
     os.truncate(data / "ILSVRC2012_img_train.tar", 60_000)
-    with pytest.raises(DataError, match=r"n9\d+_\d+\.JPEG: the file ends after"):
+    with pytest.raises(DataError, match=r"n9\d+_\d+\.JPEG in .*_train\.tar: the file ends after"):
         load(opened, schedule_of(opened))
+
+
+# --- disks that fail --------------------------------------------------------------------------
+
+LOADERS = [("pil", 0), ("pil", 2), ("auto", 0), ("auto", 2)]
+
+
+@pytest.mark.parametrize(("decoder", "workers"), LOADERS)
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_a_read_that_fails_names_the_file_and_may_be_tried_again(
+    images: Path, monkeypatch: pytest.MonkeyPatch, decoder: str, workers: int, number: int
+) -> None:
+    """The failing disk is made up: pread answers as the kernel does when a server is away."""
+
+    def fail(*_: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    opened = open_images(images, decoder=decoder)
+    monkeypatch.setattr(os, "pread", fail)
+    words = rf"cannot read {images}/train/n9\d+/\S+JPEG: {os.strerror(number)}; run the same"
+    with pytest.raises(PassingError, match=words):
+        load(opened, schedule_of(opened), workers)
+
+
+@pytest.mark.parametrize(("decoder", "workers"), LOADERS)
+def test_a_failing_read_of_a_tar_names_the_tar_and_the_member(
+    tars: Path, tmp_path: Path, decoder: str, workers: int
+) -> None:
+    data = shutil.copytree(tars, tmp_path / "tars")
+    opened = open_images(data, decoder=decoder)
+    tar = data / "ILSVRC2012_img_train.tar"
+    tar.unlink()
+    tar.symlink_to("/proc/self/mem")  # reads of its first pages are answered with EIO
+    with pytest.raises(PassingError, match=rf"cannot read n9\d+/\S+JPEG in {tar}: Input/output"):
+        load(opened, schedule_of(opened), workers)
+
+
+@pytest.mark.parametrize(("decoder", "workers"), LOADERS)
+def test_an_image_that_is_gone_is_the_users_to_mend(
+    images: Path, tmp_path: Path, decoder: str, workers: int
+) -> None:
+    data = shutil.copytree(images, tmp_path / "data")
+    opened = open_images(data, decoder=decoder)
+    shutil.rmtree(data / "train" / "n90000001")
+    words = rf"No such file or directory: {data}/train/n90000001/\S+JPEG; check the path"
+    with pytest.raises(UserError, match=words):
+        load(opened, schedule_of(opened), workers)
+
+
+def test_forbidden_reads_do_not_pass_and_a_disk_that_is_away_does() -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    assert explain(explain_failed_read(denied, "a.JPEG")) == (
+        "Permission denied: a.JPEG; check the permissions",
+        2,
+    )
+    stale = OSError(errno.ESTALE, "Stale file handle", "/data/train")  # while it is listed
+    message, code = explain(stale)
+    assert (code, "/data/train" in message) == (75, True)
 
 
 # --- workers ----------------------------------------------------------------------------------

@@ -14,7 +14,14 @@ import torch
 
 from dataset.errors import UserError
 from train import cpus, scheduler
-from train.cpus import allowed_cpus, cgroup_cpus, cpus_of_rank
+from train.cpus import (
+    Binding,
+    allowed_cpus,
+    cgroup_cpus,
+    count_sharing,
+    cpus_of_rank,
+    own_binding,
+)
 from train.device import (
     choose_device,
     choose_precision,
@@ -132,6 +139,47 @@ def test_ranks_share_the_cores_that_are_theirs(
     assert cpus_of_rank(env, local_world) == cores
 
 
+@pytest.mark.parametrize(
+    ("masks", "cores"),
+    [
+        ([range(16), range(16, 32), range(32, 48), range(48, 64)], 16),  # mpirun, slot:PE=16
+        ([range(64)] * 4, 16),  # not bound
+        ([range(32), range(32), range(32, 64), range(32, 64)], 16),  # bound to sockets
+        ([range(16), range(64), range(64), range(64)], 4),  # who may come here is counted in
+        ([range(4)] * 4, 1),
+        ([range(2)] * 4, 1),
+    ],
+)
+def test_only_ranks_that_may_run_on_the_same_cores_divide_them(
+    machine: None, monkeypatch: pytest.MonkeyPatch, masks: list[range], cores: int
+) -> None:
+    ranks = [Binding(node, frozenset(mask)) for node in ("node1", "node2") for mask in masks]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(masks[0]))
+    assert cpus_of_rank({}, 4, count_sharing(ranks[0], ranks)) == cores
+
+
+def test_a_quota_and_a_slot_are_for_all_ranks_however_they_are_bound(
+    machine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    assert cpus_of_rank(STEP, 4, num_sharing=1) == 16
+    assert cpus_of_rank(STEP | {"SLURM_CPUS_PER_TASK": "8"}, 4, num_sharing=1) == 8
+    (tmp_path / "ad").write_text("Cpus = 12\n")
+    assert cpus_of_rank({"_CONDOR_MACHINE_AD": str(tmp_path / "ad")}, 4, num_sharing=1) == 3
+    monkeypatch.setattr(cpus, "cgroup_cpus", lambda: 8.0)
+    assert cpus_of_rank(STEP, 4, num_sharing=1) == 2
+
+
+def test_a_process_knows_its_machine_and_its_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = own_binding()
+    assert here == own_binding()
+    assert here.cores == os.sched_getaffinity(0)
+    monkeypatch.setattr(cpus, "BOOT_ID", tmp_path / "missing")
+    assert own_binding().machine == os.uname().nodename
+
+
 def test_affinity_and_quota_bound_the_cores(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4})
     assert allowed_cpus({}) == 2
@@ -204,6 +252,10 @@ def test_threads_and_workers_fit_the_cores(machine: None, monkeypatch: pytest.Mo
     assert choose_threads(3, 5, CPU, launch_of()) == (3, 5)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_threads(None, None, CPU, launch_of(0, 4)) == (2, 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")  # HTCondor: the cores of the slot, for all ranks
+    assert choose_threads(None, None, CPU, launch_of(0, 4)) == (16, 2)
+    assert choose_threads(None, None, CPU, launch_of(0, 4), num_sharing=1) == (64, 8)
+    assert choose_threads(48, None, CPU, launch_of(0, 4)) == (48, 2)
 
 
 # --- the job ----------------------------------------------------------------------------------

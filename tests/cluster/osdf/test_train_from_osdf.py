@@ -33,6 +33,8 @@ def test_two_ranks_train_from_a_url_and_fetch_it_once(osdf: ModuleType, tmp_path
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (run["status"], run["images_trained"], run["world_size"]) == ("done", 16, 2)
     assert run["dataset"]["source"] == "tar"
+    lines = (tmp_path / "run" / "stages.jsonl").read_text().splitlines()
+    assert [json.loads(line)["stage"] for line in lines] == ["fetch", "train", "evaluate"]
     sent = osdf.sent_bytes("/public/train-test/ILSVRC2012_img_train.tar", "cache*")
     assert train_bytes <= sent < 1.05 * train_bytes  # once for both ranks
     fetched = (tmp_path / "data" / "ILSVRC2012_img_train.tar").read_bytes()
