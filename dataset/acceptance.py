@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dataset import checksum
-from dataset.compare import mend
+from dataset.compare import MAX_COMPARED_BYTES, mend
 from dataset.errors import DataError, UserError
 from dataset.lookup import Lookup
+from dataset.probe import Digest
 from dataset.store import ChunkStore
 from dataset.summary import Summary
 from dataset.verify import hash_file
@@ -36,14 +37,14 @@ def accept_existing(path: Path, given: Mapping[str, str], summary: Summary) -> N
 
 
 def verify_by_server(
-    lookup: Lookup, store: ChunkStore, digest: tuple[str, str, str] | None, summary: Summary
+    lookup: Lookup, store: ChunkStore, digest: Digest | None, summary: Summary
 ) -> None:
-    """Compares with the (kind, hex, server) of a server's digest; none at all is said."""
+    """Compares with a server's digest; none at all is said."""
     if digest is None:
         if not summary.verified:
             summary.say("no server offered a digest: the bytes are complete, but not verified")
         return
-    kind, wanted, where = digest
+    kind, wanted, where, _ = digest
     if _compute(store, kind) != wanted:
         mend_or_refuse(lookup, store, kind, wanted, summary, where)
     summary.verified.append(f"{kind} ({where})")
@@ -62,10 +63,12 @@ def mend_or_refuse(
         for text in mend(lookup, store, is_right, is_cheap=kind in store.sums.kinds):
             summary.say(text)
     if not is_right():
+        is_bounded = store.waste.compared >= MAX_COMPARED_BYTES
+        where_looked = f" in the {store.waste.compared >> 30} GiB compared" if is_bounded else ""
         raise DataError(
             f"{lookup.target.identity} fails verification: its {kind} is not {wanted} ({where}), "
-            "and no other source has better bytes. The partial file is kept for a look; remove "
-            "the .part file to start over"
+            f"and no other source has better bytes{where_looked}. The partial file is kept for a "
+            "look; remove the .part file to start over"
         )
 
 

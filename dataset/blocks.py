@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dataset.connection import Connection
@@ -26,6 +26,7 @@ class Lease:
     first: int
     end: int
     avoid: frozenset[Source] = frozenset()
+    put_off_at: float | None = None  # when it could first not be placed because of `avoid`
     source: Source | None = None
     position: int = 0  # the chunk that is being received
     partial: int = 0  # bytes of it so far, in `buffer`
@@ -115,17 +116,34 @@ class BlockMap:
         """The next run to fetch, from the front of the file, so that hashing can follow."""
         while self._queue:
             lease = self._queue[0][2]
-            while lease.first < lease.end and self.state[lease.first] != MISSING:
-                lease.first, lease.prefix = lease.first + 1, b""
-            lease.position = lease.first
-            if lease.first < lease.end and not lease.cancelled:
+            if self._is_wanted(lease):
                 return lease
             heapq.heappop(self._queue)
         return None
 
-    def take(self, max_chunks: int) -> Lease:
-        """The run of `peek`, cut to max_chunks (to a multiple of 4 MiB) and at what is there."""
-        lease = heapq.heappop(self._queue)[2]
+    def find(self, fits: Callable[[Lease], bool]) -> Lease | None:
+        """The first run to fetch that fits: mostly that of `peek`, else one behind it."""
+        head = self.peek()
+        if head is None or fits(head):
+            return head
+        behind = (lease for _, _, lease in sorted(self._queue) if lease is not head)
+        return next((lease for lease in behind if self._is_wanted(lease) and fits(lease)), None)
+
+    def _is_wanted(self, lease: Lease) -> bool:
+        """Whether chunks of a waiting lease are still missing; those before them are cut off."""
+        while lease.first < lease.end and self.state[lease.first] != MISSING:
+            lease.first, lease.prefix = lease.first + 1, b""
+        lease.position = lease.first
+        return lease.first < lease.end and not lease.cancelled
+
+    def take(self, max_chunks: int, found: Lease | None = None) -> Lease:
+        """The run of `peek` or `find`, cut to max_chunks (whole 4 MiB) and at what is there."""
+        lease = found or self._queue[0][2]
+        if lease is self._queue[0][2]:
+            heapq.heappop(self._queue)
+        else:
+            self._queue = [entry for entry in self._queue if entry[2] is not lease]
+            heapq.heapify(self._queue)
         if lease.rival is not None:
             max_chunks = lease.end - lease.first  # a rival takes over all or nothing
         end = min(lease.end, lease.first + max_chunks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import time
 import xml.etree.ElementTree as ElementTree
@@ -13,14 +14,17 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from dataset.connection import NETWORK_ERRORS, Pool, explain, get_document
 from dataset.errors import DataError, PassingError, UserError
-from dataset.federation import Target, Verdict
+from dataset.federation import Target, Verdict, speaks_for_federation
 from dataset.lookup import Lookup
+from dataset.receive import read_retry_after
+from dataset.sources import MAX_RETRY_AFTER_S
 
 log = logging.getLogger("trainyard.fetch")
 
 MAX_FILES = 2_000_000  # an ImageNet folder has 1.3 million
 MAX_DEPTH = 32
-RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0
+SILENCE = 3  # a large folder is read before its first byte is sent: so many stall times
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,30 @@ class Entry:
     path: str
     size: int
     is_folder: bool
+
+
+class NoListing(OSError):
+    """An answer to PROPFIND that is no listing.
+
+    `verdict` is 'missing', 'denied', 'unlistable' or 'broken'; '' when it may be better in a while.
+    """
+
+    def __init__(self, reason: str, verdict: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+        self.retry_after_s = retry_after_s
+
+
+def judge_status(status: int, is_trusted: bool) -> str:
+    """The verdict of a status; only one of a server that can know is more than a passing one."""
+    verdicts = {401: "denied", 403: "denied", 404: "missing", 405: "unlistable", 501: "unlistable"}
+    return verdicts.get(status, "") if is_trusted else ""
+
+
+def _pick_wait(num_tries: int, retry_after_s: float) -> float:
+    """Seconds before the next try: longer every time, and as long as the server wants."""
+    wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(num_tries, 8)) * random.uniform(0.5, 1.0)
+    return max(wait_s, min(retry_after_s, MAX_RETRY_AFTER_S))
 
 
 def parse_listing(body: bytes, folder: str) -> list[Entry]:
@@ -75,16 +103,23 @@ class Lister:
     def __init__(self, lookup: Lookup, target: Target) -> None:
         self._lookup = lookup
         self._target = target
-        self._pool = Pool(lookup.options.stall_s)
+        self._pool = Pool(SILENCE * lookup.options.stall_s)
         self._base: tuple[str, bool] | None = None
 
     def is_collection(self) -> bool:
-        """Asks the server what the path is; False when it cannot tell."""
+        """Asks the server what the path is; False when it cannot be listed for good.
+
+        A passing failure decides nothing: a folder would be fetched as if it were a file.
+        """
+        path = self._target.path.rstrip("/")
         try:
-            return any(entry.is_folder for entry in self._self_entry())
-        except (*NETWORK_ERRORS, ValueError) as error:
-            log.debug("cannot tell whether %s is a collection: %s", self._target.path, error)
+            entries = self._list(path, depth=0)
+        except PassingError:
+            raise
+        except (UserError, DataError) as error:
+            log.info("taken for an object: %s", error)
             return False
+        return any(entry.is_folder for entry in entries)
 
     def walk(self) -> Iterator[Entry]:
         """Every file below the target, folder by folder."""
@@ -105,29 +140,52 @@ class Lister:
         """The members of the target itself, folders too."""
         return self._list(self._target.path.rstrip("/"))
 
-    def _self_entry(self) -> list[Entry]:
-        body = self._ask(self._target.path.rstrip("/"), depth=0)
-        parent = self._target.path.rstrip("/").rpartition("/")[0]
-        return parse_listing(body, parent)
+    def _list(self, path: str, depth: int = 1) -> list[Entry]:
+        """The members of a folder, or with depth 0 the path itself; with the patience of a fetch.
 
-    def _list(self, folder: str) -> list[Entry]:
-        where = self._target.child(folder).identity
-        for wait_s in (*RETRY_S, None):
-            try:
-                return parse_listing(self._ask(folder, depth=1), folder)
-            except ValueError as error:
-                raise DataError(f"{where} cannot be listed: {error}") from None
-            except FileNotFoundError:
-                problem = "404"
-            except NETWORK_ERRORS as error:
-                problem = explain(error)
-            self._base = None
-            if wait_s is not None:
-                log.info("listing %s: %s", where, problem)
-                time.sleep(wait_s)
-        if problem == "404":
-            raise UserError(f"{where} does not exist or has no listing; check the path")
-        raise PassingError(f"{where} cannot be listed ({problem}); try again later")
+        Passing failures are met with backoff until it is time to give up; what cannot be helped
+        (no such folder, no right to it) is believed when it is said for some time.
+        """
+        target, folder = self._target.child(path), path if depth else path.rpartition("/")[0]
+        options, started = self._lookup.options, time.monotonic()
+        agreed, since, num_tries = "", started, 0
+        while True:
+            failure = self._try(path, depth, folder)
+            if not isinstance(failure, NoListing):
+                return failure
+            self._base, now, num_tries = None, time.monotonic(), num_tries + 1
+            verdict = failure.verdict
+            if verdict == "denied" and self._lookup.reread_token():
+                verdict, num_tries = "", 0
+            if verdict != agreed:
+                agreed, since = verdict, now
+            # Servers without listings are common; a name without an ending waits for none of them.
+            wanted_s = 0.0 if agreed == "unlistable" and depth == 0 else options.missing_s
+            if agreed and now - since >= wanted_s:
+                raise self._final_error(agreed, target, str(failure))
+            self._lookup.check_time(now, started, "listing", target, str(failure))
+            log.info("listing %s: %s", target.identity, failure)
+            end = started + options.give_up_s
+            end = min(end, since + wanted_s) if agreed else end
+            time.sleep(max(0.01, min(_pick_wait(num_tries, failure.retry_after_s), end - now)))
+
+    def _try(self, path: str, depth: int, folder: str) -> list[Entry] | NoListing:
+        """One request; every failure is returned."""
+        try:
+            return parse_listing(self._ask(path, depth), folder)
+        except NoListing as error:
+            return error
+        except NETWORK_ERRORS as error:  # before ValueError: a bad certificate is one as well
+            return NoListing(explain(error))
+        except ValueError as error:
+            return NoListing(str(error), "broken")
+
+    def _final_error(self, agreed: str, target: Target, problem: str) -> UserError | DataError:
+        if agreed == "broken":
+            return DataError(f"{target.identity} cannot be listed: {problem}")
+        if agreed == "unlistable":
+            return UserError(f"{target.identity} cannot be listed ({problem}); give its files")
+        return self._lookup.final_error(agreed, target)
 
     def _ask(self, path: str, depth: int) -> bytes:
         if self._base is None:
@@ -135,22 +193,23 @@ class Lister:
         base, wants_token = self._base
         url = base + path
         headers = {"Depth": str(depth), **self._lookup.headers(url, wants_token)}
-        status, _, body, _ = get_document(self._pool, url, headers, method="PROPFIND")
-        if status == 404:
-            raise FileNotFoundError(404, "no such collection")
-        if status != 207:
-            raise OSError(f"the server answered {status} to PROPFIND")
-        return body
+        status, found, body, _ = get_document(self._pool, url, headers, method="PROPFIND")
+        if status == 207:
+            return body
+        is_trusted = self._target.scheme != "pelican" or speaks_for_federation(found)
+        raise NoListing(
+            f"the server answered {status} to PROPFIND",
+            judge_status(status, is_trusted),
+            read_retry_after(found, time.time()),
+        )
 
     def _find_base(self) -> tuple[str, bool]:
         """(scheme://host of the server that lists, whether it wants the token)."""
         if self._target.scheme != "pelican":
             return urljoin(self._target.url, "/").rstrip("/"), False
         answer = self._lookup.ask(method="PROPFIND")
-        if answer.verdict is Verdict.MISSING:
-            raise FileNotFoundError(404, "no such namespace")
         if answer.verdict is not Verdict.FOUND:
-            raise OSError(answer.reason)
+            raise NoListing(answer.reason, judge_status(answer.status, answer.is_pelican))
         where = answer.namespace.collections_url or answer.sources[0]
         parts = urlsplit(where)
         return f"{parts.scheme}://{parts.netloc}", answer.namespace.require_token

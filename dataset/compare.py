@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dataset.connection import NETWORK_ERRORS, Pool, explain
+from dataset.connection import NETWORK_ERRORS, Answer, Pool, explain
 from dataset.journal import CHUNK, chunk_length
 from dataset.lookup import Lookup
-from dataset.receive import check_answer, open_range
+from dataset.receive import PROGRESS_BYTES, check_answer, open_range
 from dataset.sources import MAX_WRONG_BLOCKS, Source
 from dataset.store import ChunkStore
 from dataset.verify import compute_all
@@ -19,6 +20,7 @@ log = logging.getLogger("trainyard.fetch")
 
 RUN_CHUNKS = 16
 MAX_COMPARED_BYTES = 4 << 30  # the bound: beyond it, fetching all again costs the same
+MAX_FAILURES = 3  # of one reference: then the next one is asked
 MAX_DIFFERENT = 32  # more chunks than this differ: fetching a source's share again is quicker
 DIFFERS = "sends other bytes than"
 
@@ -50,19 +52,24 @@ def mend(
     `is_right` (from the checksums of the chunks alone) is asked after every repair.
     """
     mended: list[str] = []
+    end_at = time.monotonic() + lookup.options.give_up_s
     for reference in _references(lookup):
         num_before = len(mended)
         repairs: list[Repair] = []
+        num_failures = 0
         for first in range(0, store.blocks.num_chunks, RUN_CHUNKS):
             end = min(first + RUN_CHUNKS, store.blocks.num_chunks)
             if all(store.sender(chunk) == reference.label for chunk in range(first, end)):
                 continue
-            if store.waste.compared >= MAX_COMPARED_BYTES:
+            if store.waste.compared >= MAX_COMPARED_BYTES or time.monotonic() > end_at:
                 return mended
+            if num_failures >= MAX_FAILURES:
+                break
             try:
                 found = _compare_run(lookup, store, reference, first, end)
             except NETWORK_ERRORS as error:
                 log.info("%s: %s while comparing", reference.label, explain(error))
+                num_failures += 1
                 continue
             mended += [repair.text for repair in found]
             repairs += [repair for repair in found if repair.sender != reference.label]
@@ -125,12 +132,7 @@ def _compare_run(
         buffer = memoryview(bytearray(CHUNK))
         for chunk in range(first, end):
             view = buffer[: chunk_length(chunk, size)]
-            filled = 0
-            while filled < len(view):
-                got = answer.readinto(view[filled:])
-                if not got:
-                    raise OSError("ended early")
-                filled += got
+            _fill(answer, view, lookup.options.stall_s)
             with lookup.lock:
                 reference.bytes += len(view)
                 store.waste.compared += len(view)
@@ -149,3 +151,18 @@ def _compare_run(
         else:
             answer.connection.close()
     return mended
+
+
+def _fill(answer: Answer, view: memoryview, stall_s: float) -> None:
+    """Fills the view; an answer that drips is given up as a silent one is."""
+    filled = counted = 0
+    progress_at = time.monotonic()
+    while filled < len(view):
+        got = answer.readinto(view[filled:])
+        if not got:
+            raise OSError("ended early")
+        filled += got
+        if filled - counted >= PROGRESS_BYTES:
+            counted, progress_at = filled, time.monotonic()
+        elif time.monotonic() - progress_at > stall_s:
+            raise TimeoutError("too slow")

@@ -8,12 +8,13 @@ import socket
 import ssl
 import string
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import cast
-from urllib.parse import quote, urljoin, urlsplit
+from typing import ClassVar, cast
+from urllib.parse import quote, urlsplit
 
-from dataset.federation import is_address
+from dataset.federation import is_address, join_address
 from dataset.tls import tls_context
 from dataset.tokens import redact
 
@@ -21,6 +22,9 @@ USER_AGENT = "trainyard-fetch/1"
 CONNECT_S = 10.0
 MAX_REDIRECTS = 5
 MAX_DOCUMENT = 64 << 20  # a listing of a large collection; discovery and director answers are tiny
+PIECE_BYTES = 16 << 10  # of a document: less than this within the time limit is a drip
+WATCH_S = 0.1
+DEFAULT_PORTS = {"http": 80, "https": 443}
 REDIRECTS = (301, 302, 303, 307, 308)
 # What a transfer may meet on the way to a server; all of it is a passing failure.
 NETWORK_ERRORS = (OSError, http.client.HTTPException, ssl.SSLError)
@@ -30,19 +34,30 @@ class ProtocolError(OSError):
     """An answer that breaks the rules of HTTP or is not what was asked for."""
 
 
+Place = tuple[str, str, int]  # scheme, host, port
+
+
+def find_place(url: str) -> Place:
+    """The server of an address; the port is always given, or http.client looks for one in IPv6."""
+    if not is_address(url):
+        raise ProtocolError(f"{redact(url)!r} is no address")
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
+
+
 class Connection:
     """One TCP connection to a server; `cut` may be called from any thread and never blocks."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        parts = urlsplit(url)
-        self.place = (parts.scheme, parts.hostname or "", parts.port)
+        self.place = find_place(url)
+        scheme, host, port = self.place
         connect_s = min(CONNECT_S, timeout_s)
-        if parts.scheme == "https":
+        if scheme == "https":
             self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
-                self.place[1], parts.port, timeout=connect_s, context=tls_context()
+                host, port, timeout=connect_s, context=tls_context()
             )
         else:
-            self._http = http.client.HTTPConnection(self.place[1], parts.port, timeout=connect_s)
+            self._http = http.client.HTTPConnection(host, port, timeout=connect_s)
         self._timeout_s = timeout_s
         self.was_used = False
         self._sock: socket.socket | None = None
@@ -50,8 +65,16 @@ class Connection:
 
     def request(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
         """Sends one request and reads the head of its answer."""
+        try:
+            return self._request(method, url, headers)
+        except NETWORK_ERRORS:
+            raise
+        except ValueError as error:  # of an address or a header that cannot be sent
+            raise ProtocolError(redact(str(error))) from None
+
+    def _request(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
         if self._http.sock is None:
-            self._http.connect()
+            self._http.connect()  # its time limit is one for the whole handshake
             self._sock = sock = cast(socket.socket, self._http.sock)
             sock.settimeout(self._timeout_s)
         if self._cut:
@@ -118,14 +141,17 @@ class Answer:
         # HTTPResponse.readinto waits until the view is full, which would hide a stall.
         return response.fp.readinto1(view)
 
-    def read_all(self) -> bytes:
-        """The whole body of a small document."""
-        body = self._response.read(MAX_DOCUMENT + 1)
-        if len(body) > MAX_DOCUMENT:
-            raise ProtocolError(f"an answer of more than {MAX_DOCUMENT >> 20} MiB")
+    def read_all(self, on_piece: Callable[[], None] = lambda: None) -> bytes:
+        """The whole body of a small document; `on_piece` is called for every 16 KiB of it."""
+        body = bytearray()
+        while piece := self._response.read(PIECE_BYTES):
+            body += piece
+            on_piece()
+            if len(body) > MAX_DOCUMENT:
+                raise ProtocolError(f"an answer of more than {MAX_DOCUMENT >> 20} MiB")
         if self.length is not None and len(body) != self.length and self._response.length:
             raise ProtocolError(f"the answer ended after {len(body)} of {self.length} bytes")
-        return body
+        return bytes(body)
 
     def release(self, received: int) -> bool:
         """Ends the answer after `received` bytes; True when its connection can be used again."""
@@ -140,13 +166,12 @@ class Pool:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._idle: dict[tuple[str, str, int | None], list[Connection]] = {}
+        self._idle: dict[Place, list[Connection]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
 
     def take(self, url: str) -> Connection:
-        parts = urlsplit(url)
-        place = (parts.scheme, parts.hostname or "", parts.port)
+        place = find_place(url)
         with self._lock:
             kept = self._idle.get(place, [])
             while kept:
@@ -193,39 +218,112 @@ class Pool:
             self._idle.clear()
 
 
+class Watch:
+    """Cuts the connection of a document that makes no progress: a drip is no progress.
+
+    One thread looks after all: to start one for each of thousands of small files costs too much.
+    """
+
+    _open: ClassVar[set[Watch]] = set()
+    _changed: ClassVar[threading.Condition] = threading.Condition()
+    _thread: ClassVar[threading.Thread | None] = None
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._connection: Connection | None = None
+        self.has_cut = False
+        self.note_progress()
+        with Watch._changed:
+            Watch._open.add(self)
+            if Watch._thread is None or not Watch._thread.is_alive():
+                Watch._thread = threading.Thread(target=Watch._look, name="watch", daemon=True)
+                Watch._thread.start()
+            elif len(Watch._open) == 1:
+                Watch._changed.notify()
+
+    def note_progress(self) -> None:
+        self._end = time.monotonic() + self._limit_s
+
+    def hold(self, connection: Connection) -> None:
+        """Watches this connection from now on."""
+        with Watch._changed:
+            self._connection = connection
+            if self.has_cut:
+                connection.cut()
+
+    def stop(self) -> None:
+        """Nothing is cut once this returns: another thread may use the connection then."""
+        with Watch._changed:
+            Watch._open.discard(self)
+
+    @staticmethod
+    def _look() -> None:
+        with Watch._changed:
+            while True:
+                now = time.monotonic()
+                for watch in [watch for watch in Watch._open if now >= watch._end]:
+                    Watch._open.discard(watch)
+                    watch.has_cut = True
+                    if watch._connection is not None:
+                        watch._connection.cut()
+                Watch._changed.wait(WATCH_S if Watch._open else None)
+
+
 def get_document(
     pool: Pool, url: str, headers: Mapping[str, str], method: str = "GET", follow: bool = True
 ) -> tuple[int, dict[str, str], bytes, str]:
     """(status, headers, body, final address) of a small document.
 
-    Redirects are followed without Authorization: it is meant for the first host alone.
+    Redirects to another host, port or scheme are followed without Authorization: it is meant for
+    the first server alone.
     """
     headers = dict(headers)
     for _ in range(MAX_REDIRECTS + 1):
-        answer = pool.ask(method, url, headers)
-        connection = answer.connection
-        try:
-            body = answer.read_all() if method != "HEAD" else b""
-            answer.release(answer.length or 0)
-        except BaseException:
-            connection.close()
-            raise
-        if connection.is_quiet and answer.headers.get("connection", "").lower() != "close":
-            pool.give(connection)
-        else:
-            connection.close()
+        answer, body = _get_once(pool, url, headers, method)
         if not follow or answer.status not in REDIRECTS or "location" not in answer.headers:
             return answer.status, answer.headers, body, url
-        url = redirect_target(url, answer.headers["location"])
-        headers.pop("Authorization", None)
+        target = redirect_target(url, answer.headers["location"])
+        if find_place(target) != find_place(url):
+            headers.pop("Authorization", None)
+        url = target
     raise ProtocolError(f"more than {MAX_REDIRECTS} redirects, the last to {redact(url)}")
+
+
+def _get_once(
+    pool: Pool, url: str, headers: Mapping[str, str], method: str
+) -> tuple[Answer, bytes]:
+    """One answer and its body; raises when it drips, be it in its head or in its body."""
+    limit_s = min(CONNECT_S, pool.timeout_s) + pool.timeout_s
+    watch = Watch(limit_s)
+    try:
+        answer = pool.ask(method, url, headers, watch.hold)
+        try:
+            body = answer.read_all(watch.note_progress) if method != "HEAD" else b""
+            answer.release(answer.length or 0)
+        except BaseException:
+            answer.connection.close()
+            raise
+    except NETWORK_ERRORS:
+        if watch.has_cut:
+            raise ProtocolError(f"stalled: no whole answer within {limit_s:.0f} s") from None
+        raise
+    finally:
+        watch.stop()
+    if watch.has_cut:  # without a length the cut looks like the end of the body
+        answer.connection.close()
+        raise ProtocolError(f"stalled: no whole answer within {limit_s:.0f} s")
+    if answer.connection.is_quiet and answer.headers.get("connection", "").lower() != "close":
+        pool.give(answer.connection)
+    else:
+        answer.connection.close()
+    return answer, body
 
 
 def redirect_target(url: str, location: str) -> str:
     """Where a Location leads; only http and https are followed."""
-    target = urljoin(url, location)
-    if not is_address(target):
-        raise ProtocolError(f"a redirect to {redact(target)!r} is not followed")
+    target = join_address(url, location)
+    if target is None:
+        raise ProtocolError(f"a redirect to {redact(location)!r} is not followed")
     return target
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from dataset import checksum
 from dataset.journal import CHUNK, Progress
-from dataset.probe import ask_digest
+from dataset.probe import Digest, ask_digest
 from dataset.store import ChunkStore
 from dataset.transfer import ObjectChanged, Transfer
 from dataset.verify import PrefixHash
@@ -71,14 +71,14 @@ class HashFollower:
 class DigestAsker:
     """Asks a server for the object's digest in a thread of its own, when half of it is here.
 
-    After a restart it asks at once: a digest other than the journalled one means that the object
-    changed, and that the partial file is of no use.
+    After a restart it asks at once: a digest of the origin other than the journalled one means that
+    the object changed, and that the partial file is of no use. A cache may have a damaged copy.
     """
 
     def __init__(self, transfer: Transfer, progress: Progress) -> None:
         self._transfer = transfer
         self._known = dict(progress.digests)
-        self._found: tuple[str, str, str] | None = None
+        self._found: Digest | None = None
         self._timeout_s = WAIT_S + progress.size / DIGEST_BYTES_PER_S
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._is_started = False
@@ -100,15 +100,20 @@ class DigestAsker:
         found = ask_digest(self._transfer.lookup, kinds, self._timeout_s)
         if found is None:
             return
-        kind, value, where = found
+        kind, value, where, is_origin = found
         if self._known.get(kind, value) != value:
-            self._transfer.fail(ObjectChanged(f"its {kind} at {where} is another one"))
-            return
+            if is_origin:
+                self._transfer.fail(ObjectChanged(f"its {kind} at {where} is another one"))
+                return
+            found = Digest(kind, self._known[kind], "an earlier start", is_origin)
         self._found = found
-        with self._transfer.lookup.lock:
-            self._transfer.store.journal.add_digest(kind, value)
+        try:
+            with self._transfer.lookup.lock:
+                self._transfer.store.journal.add_digest(found.kind, found.value)
+        except OSError as error:
+            self._transfer.fail(error)
 
-    def wait(self) -> tuple[str, str, str] | None:
+    def wait(self) -> Digest | None:
         """The digest, once the bytes are all here."""
         if not self._is_started:
             self._start()

@@ -1,4 +1,4 @@
-"""What a fetch would do: the sources, the size and the digest of an object, nothing fetched."""
+"""What a fetch would do: the sources, the size and the digest of an object; nothing is fetched."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from dataset.connection import Pool
 from dataset.federation import Target
 from dataset.lookup import Lookup
 from dataset.probe import ask_digest, check_network, find_size
+from dataset.remote import is_collection, list_files
 from dataset.request import Request, check_native_size
 
 
 def describe_sources(target: Target, request: Request) -> list[str]:
     """Lines for a person."""
+    if target.scheme != "file":
+        check_network(target.discovery or target.url)
+    if is_collection(target, request.access, request):
+        files = list_files(target, request.access, request.options, request.out)
+        return [f"{target.identity}: {len(files)} files, {sum(e.size for e, _ in files)} bytes"]
     pool = Pool(request.options.stall_s)
     lookup = Lookup(target, request.access, request.options, pool)
     try:
-        if target.scheme != "file":
-            check_network(target.discovery or target.url)
         size = find_size(lookup)
         if request.method == "native":
             check_native_size(target.name, size)
@@ -26,7 +30,7 @@ def describe_sources(target: Target, request: Request) -> list[str]:
         digest = ask_digest(lookup, ["crc32c", "md5", "adler32"], request.options.stall_s)
         if digest is None:
             return [*lines, "  no server offers a digest"]
-        return [*lines, f"  {digest[0]} {digest[1]} by {digest[2]}"]
+        return [*lines, f"  {digest.kind} {digest.value} by {digest.where}"]
     finally:
         lookup.close()
         pool.close()

@@ -52,6 +52,7 @@ _USER_ERRNOS = {
     errno.EDQUOT: "free some of your quota and run the same command again",
     errno.EIO: "the disk fails: look at the machine's log, or choose another disk",
     errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EFBIG: "this disk or a limit (ulimit -f) takes no file of that size; choose another",
 }
 
 

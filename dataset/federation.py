@@ -7,10 +7,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qs, quote, unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urljoin, urlsplit
 
 from dataset.errors import UserError
-from dataset.tokens import redact
+from dataset.tokens import drop_signature, redact
 
 OSDF_DISCOVERY = "https://osg-htc.org"
 DISCOVERY_PATH = "/.well-known/pelican-configuration"
@@ -34,8 +34,8 @@ class Target:
     def identity(self) -> str:
         """The text that names this object in journals, logs and summaries: never a secret."""
         if self.scheme == "pelican":
-            return f"pelican://{urlsplit(self.discovery or '').netloc}{self.path}"
-        return redact(self.url)
+            return redact(f"pelican://{urlsplit(self.discovery or '').netloc}{self.path}")
+        return redact(drop_signature(self.url))
 
     @property
     def name(self) -> str:
@@ -47,13 +47,16 @@ class Target:
 
     def child(self, path: str) -> Target:
         """The target of another path (percent-encoded) at the same place."""
-        url = urljoin(self.url, path) if self.url else ""
+        parts = urlsplit(self.url)  # not urljoin: it takes the first part of //a/b for a host
+        url = parts._replace(path=path, query="", fragment="").geturl() if self.url else ""
         return Target(self.scheme, path, self.discovery, url, self.directread)
 
 
 def parse_target(text: str, federation: str | None = None) -> Target:
     """The target of osdf:///path, pelican://host/path, https, http or file; else a UserError."""
-    parts = urlsplit(text)
+    if text.startswith("/"):  # a plain path has nothing encoded in it
+        return Target("file", quote(text), url="file://" + quote(text))
+    parts = _split(text)
     if parts.scheme in ("osdf", "stash"):
         # osdf://ns/object is an old way of writing osdf:///ns/object, read so by Pelican too
         path = (f"/{parts.netloc}" if parts.netloc else "") + parts.path
@@ -64,19 +67,35 @@ def parse_target(text: str, federation: str | None = None) -> Target:
         return _federated(text, parts.path, parts.query, f"https://{parts.netloc}")
     if parts.scheme in _HTTP:
         if not is_address(text):
-            raise UserError(f"{redact(text)} names no host; write {parts.scheme}://HOST/path")
+            shown = redact(re.sub("//.*@", "//[removed]@", text))  # a password may hold a slash
+            raise UserError(f"{shown} names no host; write {parts.scheme}://HOST/path")
         path = quote(parts.path or "/", safe=_PATH_SAFE)
         return Target(parts.scheme, path, url=parts._replace(path=path, fragment="").geturl())
-    if parts.scheme == "file" or (not parts.scheme and text.startswith("/")):
+    if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise UserError(f"{text} names another machine; write file:///path")
-        return Target(
-            "file", quote(unquote(parts.path)), url="file://" + quote(unquote(parts.path))
-        )
+        path = quote(unquote(parts.path))
+        return Target("file", path, url=f"file://{path}")
     raise UserError(
         f"cannot fetch from {redact(text)!r}: use osdf:///path, pelican://HOST/path, https://, "
         "http:// or file:///path"
     )
+
+
+def _split(text: str) -> SplitResult:
+    """The parts of a URL; '#' is a character like others, and '?' in a file's name, except in http.
+
+    What urlsplit takes for a fragment and drops would leave the name of another object.
+    """
+    scheme = text.partition(":")[0].lower()
+    if scheme not in _HTTP:
+        text = text.replace("#", "%23")
+    if scheme == "file":
+        text = text.replace("?", "%3F")
+    try:
+        return urlsplit(text)
+    except ValueError as error:  # as of http://[
+        raise UserError(f"cannot read the URL {redact(text)!r}: {error}") from None
 
 
 def _federated(text: str, path: str, query: str, discovery: str) -> Target:
@@ -86,7 +105,8 @@ def _federated(text: str, path: str, query: str, discovery: str) -> Target:
         raise UserError("a token in the URL can be read by others; put it in a file: --token FILE")
     if unknown:
         raise UserError(
-            f"unknown option {unknown[0]!r} in {redact(text)}; known: directread, recursive"
+            f"unknown option {unknown[0]!r} in {redact(text)}; known: directread, recursive; "
+            "a '?' in a name is written %3F"
         )
     path = quote("/" + path.lstrip("/"), safe=_PATH_SAFE)
     if path == "/":
@@ -96,9 +116,10 @@ def _federated(text: str, path: str, query: str, discovery: str) -> Target:
 
 def parse_federation(text: str) -> str:
     """scheme://host of a federation given as HOST or URL; plain http only when it is written so."""
-    parts = urlsplit(text if "://" in text else f"https://{text}")
-    if not is_address(parts.geturl()):
+    url = text if "://" in text else f"https://{text}"
+    if not is_address(url):
         raise UserError(f"--federation {redact(text)!r} is no address; give https://HOST")
+    parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
 
@@ -171,12 +192,22 @@ def parse_links(value: str) -> list[Link]:
 
 
 def is_address(url: str) -> bool:
-    """Whether http or https can be spoken to a URL: it has a host, and its port is one."""
+    """Whether http or https can be spoken to a URL: its host and its port can be ones."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in _HTTP and bool(parts.hostname) and parts.port != 0
+        host = (parts.hostname or "").encode("idna")  # as the look-up of a..b would fail
+        return parts.scheme in _HTTP and bool(host) and parts.port != 0
     except ValueError:
         return False
+
+
+def join_address(base: str, location: str) -> str | None:
+    """The address that a Location means; None when http and https cannot go there."""
+    try:
+        url = urljoin(base, location)
+    except ValueError:
+        return None
+    return url if is_address(url) else None
 
 
 def drop_authz(url: str) -> str:
@@ -207,26 +238,36 @@ class DirectorAnswer:
     sources: tuple[str, ...] = ()
     namespace: Namespace = Namespace()
     reason: str = ""
+    status: int = 0
+    is_pelican: bool = False
+
+
+def speaks_pelican(headers: Mapping[str, str]) -> bool:
+    """Whether an answer (header names in lower case) is of a Pelican server, not of an ingress."""
+    is_named = headers.get("server", "").lower().startswith("pelican")
+    return is_named or any(name.startswith("x-pelican-") for name in headers)
+
+
+def speaks_for_federation(headers: Mapping[str, str]) -> bool:
+    """Whether an answer is of a server of a federation: Pelican's own, or its XRootD."""
+    return speaks_pelican(headers) or headers.get("server", "").lower().startswith("xrootd")
 
 
 def read_director_answer(status: int, headers: Mapping[str, str], base: str) -> DirectorAnswer:
     """The verdict on one answer (header names in lower case) to a request for `base`."""
-    speaks_pelican = headers.get("server", "").lower().startswith("pelican") or any(
-        name.startswith("x-pelican-") for name in headers
-    )
+    is_pelican = speaks_pelican(headers)
     namespace = parse_namespace(headers.get("x-pelican-namespace", ""))
     if status in (301, 302, 303, 307, 308):
         sources = [link.url for link in parse_links(headers.get("link", ""))]
-        location = headers.get("location")
-        if not sources and location and is_address(urljoin(base, location)):
-            sources = [urljoin(base, location)]
+        location = join_address(base, headers["location"]) if "location" in headers else None
+        if not sources and location is not None:
+            sources = [location]
         sources = [drop_authz(url) for url in sources]
-        if sources and (speaks_pelican or "link" in headers):
-            return DirectorAnswer(Verdict.FOUND, tuple(sources), namespace)
-        return DirectorAnswer(Verdict.PASSING, reason=f"{status} without a Pelican answer")
-    if status in (401, 403):
-        return DirectorAnswer(Verdict.DENIED, (), namespace, f"the director answered {status}")
-    if status == 404 and speaks_pelican:
-        return DirectorAnswer(Verdict.MISSING, (), namespace, "the director answered 404")
-    whose = "the director" if speaks_pelican else "a server that is not the director"
-    return DirectorAnswer(Verdict.PASSING, (), namespace, f"{whose} answered {status}")
+        if sources and (is_pelican or "link" in headers):
+            return DirectorAnswer(Verdict.FOUND, tuple(sources), namespace, status=status)
+        reason = f"{status} without a Pelican answer"
+        return DirectorAnswer(Verdict.PASSING, reason=reason, status=status)
+    final = {401: Verdict.DENIED, 403: Verdict.DENIED, 404: Verdict.MISSING}
+    verdict = final.get(status, Verdict.PASSING) if is_pelican else Verdict.PASSING
+    whose = "the director" if is_pelican else "a server that is not the director"
+    return DirectorAnswer(verdict, (), namespace, f"{whose} answered {status}", status, is_pelican)

@@ -17,13 +17,13 @@ from dataset.digests import DigestAsker, HashFollower, pick_kinds
 from dataset.errors import PassingError
 from dataset.federation import Target
 from dataset.folder import Ledger, check_space
-from dataset.journal import Journal, Progress, journal_path, part_path
+from dataset.journal import Journal, Progress, journal_path, part_path, read_journal
 from dataset.lookup import Access, Lookup, Options
 from dataset.partial import discard, open_part, resume
-from dataset.probe import find_size
+from dataset.probe import Digest, find_size
 from dataset.store import ChunkStore, DiskError
 from dataset.summary import Summary
-from dataset.transfer import ObjectChanged, Transfer
+from dataset.transfer import ObjectChanged, OtherSizes, Transfer
 from dataset.verify import read_block_checks
 
 log = logging.getLogger("trainyard.fetch")
@@ -71,7 +71,8 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
     if _is_done(job, summary):
         return
     for _ in range(MAX_STARTS):
-        summary.size = find_size(lookup)
+        before = read_journal(journal_path(job.path))
+        summary.size = find_size(lookup, before.size if before is not None else None)
         if job.path.exists():
             accept_existing(job.path, job.given, summary)
             job.ledger.add(
@@ -81,6 +82,9 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
         try:
             _fetch_once(job, lookup, summary, on_tick)
             return
+        except OtherSizes as error:  # asked again, and kept when the size is the same after all
+            summary.say(f"the object seems to have another size now ({error}); asking again")
+            lookup.sources.all.clear()
         except (ObjectChanged, TooDifferent) as error:
             summary.say(f"the object changed at its source ({error}); starting over")
             discard(job.path)
@@ -117,7 +121,9 @@ def _fetch_once(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
         store = ChunkStore(fd, journal, progress, lookup.lock, lookup.sources, checks, summary.say)
         while not _fill(job, Transfer(lookup, store), progress, summary, on_tick):
             pass
-        os.fsync(fd)
+        store.flush()
+    except DiskError as error:
+        raise error.error from None
     finally:
         with lookup.lock:  # a late digest may be about to be written down
             journal.close()
@@ -144,8 +150,6 @@ def _fill(
         summary.say(trust_reference(transfer.lookup, store, found))
         summary.verified.clear()
         return False
-    except DiskError as error:
-        raise error.error from None
     finally:
         _count(transfer, summary)
 
@@ -161,7 +165,7 @@ def _compare_etags(lookup: Lookup, progress: Progress) -> None:
 
 def _run(
     job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
-) -> tuple[str, str, str] | None:
+) -> Digest | None:
     """Transfers, with hashes following and the server's digest asked beside it."""
     store = transfer.store
     hashes = [kind for kind in job.given if kind in checksum.HASHES]

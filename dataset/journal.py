@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ def part_path(path: Path) -> Path:
 
 def journal_path(path: Path) -> Path:
     return path.with_name(path.name + ".part.journal")
+
+
+def doubted_path(journal: Path) -> Path:
+    """What a journal is called once the disk failed: see Journal.doubt."""
+    return journal.with_name(journal.name + ".doubted")
 
 
 def num_chunks(size: int) -> int:
@@ -75,6 +81,7 @@ class Journal:
         _write(fd, b"".join(_line(line) for line in lines))
         os.fsync(fd)
         new.replace(path)
+        doubted_path(path).unlink(missing_ok=True)  # an older one: its chunks were checked
         return cls(path, fd)
 
     def add_source(self, name: str) -> None:
@@ -95,6 +102,20 @@ class Journal:
     def drop_chunks(self, first: int, end: int) -> None:
         """These chunks are to be fetched again: said before their bytes are overwritten."""
         _write(self._fd, _line(["no", first, end]))
+
+    def doubt(self) -> None:
+        """After an error of the disk: the next start reads all that is vouched for again.
+
+        The kernel reports a page that it could not write once, to us; the next start would hear
+        nothing of it. Another name needs no space, which a line or a field may lack by now.
+        """
+        try:
+            self.path.replace(doubted_path(self.path))
+        except FileNotFoundError:
+            return  # by another thread, a moment ago
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._fd, 0)  # then it vouches for nothing
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
@@ -125,14 +146,20 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def read_journal(path: Path) -> Progress | None:
-    """What the journal holds, without torn lines; None when there is none that can be used."""
+    """What the journal holds, without torn lines; None when there is none that can be used.
+
+    A doubted one comes first and counts as one of another boot, so that its chunks are read again.
+    """
+    is_doubted = doubted_path(path).exists()
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = (doubted_path(path) if is_doubted else path).read_bytes().split(b"\n")
     except FileNotFoundError:
         return None
     progress = _read_head(lines[0])
     if progress is None:
         return None
+    if is_doubted:
+        progress.boot_id = ""
     for line in lines[1:-1]:  # what follows the last newline is torn
         try:
             _apply(progress, json.loads(line))

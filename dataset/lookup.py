@@ -107,6 +107,7 @@ class Lookup:
         self._next_lookup = 0.0
         self._failed_lookups = 0
         self._agreed_since: tuple[str, float] | None = None
+        self._lookups_before = 0  # when all began to agree
         self._asked_origin = False
         self._next_reread = 0.0
         self._started = time.monotonic()
@@ -161,6 +162,8 @@ class Lookup:
             else:
                 wait_s = 2.0 ** min(self.num_lookups - 1, 8)
                 self._next_lookup = time.monotonic() + min(MAX_LOOKUP_S, wait_s)
+            if answer.status in (401, 403):
+                self.reread_token()
 
     def ask(self, directread: bool = False, method: str = "GET") -> DirectorAnswer:
         """One look-up; every failure of the network is a passing answer.
@@ -170,9 +173,9 @@ class Lookup:
         if self.target.scheme != "pelican":
             return DirectorAnswer(Verdict.FOUND, (self.target.url,))
         try:
-            if self._director is None:
-                self._director = self._discover()
-            url = self._director + self.target.path + ("?directread" if directread else "")
+            director = self._director or self._discover()  # another thread may forget it meanwhile
+            self._director = director
+            url = director + self.target.path + ("?directread" if directread else "")
             headers = self.access.headers(url, wants_token=True)
             status, found, _, _ = get_document(self._pool, url, headers, method, follow=False)
         except (*NETWORK_ERRORS, ValueError) as error:
@@ -205,6 +208,8 @@ class Lookup:
                 log.info("another token was found; going on with it")
                 self.sources.unblock()
                 self._next_lookup = 0.0
+                if self.answer.verdict is Verdict.DENIED:  # that was about the old one
+                    self.answer = DirectorAnswer(Verdict.PASSING, reason="not asked again yet")
             return changed
 
     def check_patience(self, now: float, last_progress: float) -> None:
@@ -214,23 +219,36 @@ class Lookup:
             if agreed is None:
                 self._agreed_since = None
             elif self._agreed_since is None or self._agreed_since[0] != agreed:
-                self._agreed_since = (agreed, now)
-            elif now - self._agreed_since[1] >= self.options.missing_s:
-                raise UserError(self._final_message(agreed))
-            kept = "what has arrived is kept: run the same command again"
-            name, limit_s = self.target.identity, self.options.deadline_s
-            if now - last_progress >= self.options.give_up_s:
-                idle = f"no byte of {name} for {now - last_progress:.0f} s"
-                raise PassingError(f"{idle} ({self.describe_problems()}); {kept}")
-            if limit_s is not None and now - self._started > limit_s:
-                raise PassingError(f"{name} did not arrive within {limit_s:.0f} s; {kept}")
+                self._agreed_since, self._lookups_before = (agreed, now), self.num_lookups
+            elif now - self._agreed_since[1] >= self.options.missing_s and self._is_confirmed():
+                raise self.final_error(agreed, self.target)
+            self.check_time(now, last_progress, "byte", self.target, self.describe_problems())
+
+    def check_time(
+        self, now: float, last_progress: float, what: str, target: Target, problems: str
+    ) -> None:
+        """Raises (exit 75) when there was no progress for too long, or the time of all is up."""
+        kept = "what has arrived is kept: run the same command again"
+        name, limit_s = target.identity, self.options.deadline_s
+        if now - last_progress >= self.options.give_up_s:
+            idle = f"no {what} of {name} for {now - last_progress:.0f} s"
+            raise PassingError(f"{idle} ({problems}); {kept}")
+        if limit_s is not None and now - self._started > limit_s:
+            raise PassingError(f"{name} did not arrive within {limit_s:.0f} s; {kept}")
+
+    def _is_confirmed(self) -> bool:
+        """Whether a refusal of the director was repeated since all began to agree."""
+        is_repeated = self.num_lookups > self._lookups_before
+        return self.answer.verdict is not Verdict.DENIED or is_repeated
 
     def _agreement(self) -> str | None:
         """'missing' or 'denied' when the director itself and every source say so."""
         verdict = self.answer.verdict
         if self.target.scheme == "file":
             return None
-        denied = verdict is Verdict.DENIED or self.sources.agree_on("denied")
+        # While any source is in good health, the director's refusal does not matter.
+        is_stuck = all(source.failures for source in self.sources.usable)
+        denied = (verdict is Verdict.DENIED and is_stuck) or self.sources.agree_on("denied")
         if denied and not self.reread_token():
             return "denied"
         if verdict is Verdict.MISSING:
@@ -241,13 +259,14 @@ class Lookup:
             return "missing" if complete or self.target.directread else None
         return None
 
-    def _final_message(self, agreed: str) -> str:
-        after = f"for {self.options.missing_s:.0f} s"
+    def final_error(self, agreed: str, target: Target) -> UserError:
+        """What to tell the user about a target that is 'missing' or 'denied' for good."""
+        name, after = target.identity, f"for {self.options.missing_s:.0f} s"
         if agreed == "missing":
-            return f"{self.target.identity} does not exist (404 everywhere {after}); check the path"
-        if self.target.scheme != "pelican":
-            return f"{self.target.identity} is refused {after}; put user and password into ~/.netrc"
-        return f"{self.target.identity} is refused {after}: {self.access.tokens.describe()}"
+            return UserError(f"{name} does not exist (404 everywhere {after}); check the path")
+        if target.scheme != "pelican":
+            return UserError(f"{name} is refused {after}; put user and password into ~/.netrc")
+        return UserError(f"{name} is refused {after}: {self.access.tokens.describe()}")
 
     def describe_problems(self) -> str:
         """The last problem of each server in one line."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dataset.journal import (
     CHUNK,
     Progress,
     chunk_length,
+    doubted_path,
     journal_path,
     part_path,
     read_boot_id,
@@ -55,14 +57,35 @@ def _check_again(part: Path, found: Progress, fresh: Progress, is_sure: bool) ->
     checked.sources, checked.digests, checked.etags = found.sources, found.digests, found.etags
     buffer = memoryview(bytearray(CHUNK))
     with open(part, "rb", buffering=0) as file:
+        if not is_sure:
+            _forget_pages(file.fileno())
         for chunk, (source, values) in sorted(found.chunks.items()):
             view = buffer[: chunk_length(chunk, fresh.size)]
-            if os.preadv(file.fileno(), [view], chunk * CHUNK) != len(view):
+            if not _read_chunk(file.fileno(), view, chunk * CHUNK):
                 continue
             known = _try_compute(found.kinds, view)
             if known == values or (known is None and is_sure):
                 checked.chunks[chunk] = (source, compute_all(fresh.kinds, view))
     return checked
+
+
+def _forget_pages(fd: int) -> None:
+    """Lets what follows be read from the disk: a page that could not be written stays in memory.
+
+    Pages that are still to be written are sent out first; if that fails, the reading tells.
+    """
+    with suppress(OSError):
+        os.fdatasync(fd)
+    with suppress(OSError):  # no promise, and not every file system does it
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _read_chunk(fd: int, view: memoryview, offset: int) -> bool:
+    """Whether all bytes of a chunk could be read; where the disk fails, they are fetched again."""
+    try:
+        return os.preadv(fd, [view], offset) == len(view)
+    except OSError:
+        return False
 
 
 def _try_compute(kinds: Sequence[str], view: memoryview) -> tuple[int, ...] | None:
@@ -82,7 +105,8 @@ def open_part(path: Path, size: int) -> int:
 
 
 def discard(path: Path) -> None:
-    """Removes the partial file; its journal first, so that it never vouches for other bytes."""
-    for leftover in (journal_path(path), part_path(path)):
+    """Removes the partial file; its journals first, so that it never vouches for other bytes."""
+    journal = journal_path(path)
+    for leftover in (doubted_path(journal), journal, part_path(path)):
         if leftover.exists():  # a read-only folder with a finished file must do
             leftover.unlink()

@@ -7,7 +7,9 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from dataset.checksum import parse_digest_header
@@ -21,6 +23,7 @@ from dataset.tokens import is_loopback
 log = logging.getLogger("trainyard.fetch")
 
 VOTE_S = 0.5  # how long a first answer waits for a second one
+DOUBT_S = 10.0  # and when it is another size than the partial file's
 QUICK_S = 1.0
 TICK_S = 0.05
 NAME_WAITS_S = (1.0, 2.0)  # a name server may be busy when a thousand jobs start
@@ -59,11 +62,21 @@ def _has_route() -> bool:
     return False
 
 
-def find_size(lookup: Lookup) -> int:
+class Digest(NamedTuple):
+    """What a server says of the whole object; a cache speaks of its own copy."""
+
+    kind: str
+    value: str
+    where: str
+    is_origin: bool
+
+
+def find_size(lookup: Lookup, known: int | None = None) -> int:
     """The size of the object by a vote of its sources; raises as the look-up does.
 
     The two nearest are asked at once, so that one with another object under this name does not
-    decide alone; when they differ, the origin does. A silent one is not waited for.
+    decide alone; when they differ, the origin does. A silent one is not waited for. `known` is the
+    size of an earlier start: one cache that has another does not throw away what is here.
     """
     if lookup.target.scheme == "file":
         lookup.refresh()
@@ -74,7 +87,7 @@ def find_size(lookup: Lookup) -> int:
     first_vote_at = None
     while True:
         now = time.monotonic()
-        _ask_more(lookup, votes, crashes, now)
+        _ask_more(lookup, votes, crashes, now, known)
         with lookup.lock:
             if crashes:
                 raise crashes[0]
@@ -82,8 +95,11 @@ def find_size(lookup: Lookup) -> int:
                 first_vote_at = now
             voters = [s for s in lookup.sources.usable if s in votes]
             asked = [s for s in lookup.sources.usable if s.active]
-            is_late = first_vote_at is not None and now - first_vote_at >= VOTE_S
-            size = _count_votes(votes, voters, is_done=is_late or not asked)
+            is_doubted = known is not None and known not in votes.values()
+            wait_s = DOUBT_S if is_doubted else VOTE_S
+            is_late = first_vote_at is not None and now - first_vote_at >= wait_s
+            is_alone = not asked and (not is_doubted or _have_all_voted(lookup, votes))
+            size = _count_votes(votes, voters, is_done=is_late or is_alone)
             if size is not None:
                 for source in voters:
                     if votes[source] != size:
@@ -91,6 +107,13 @@ def find_size(lookup: Lookup) -> int:
                 return size
         time.sleep(TICK_S if votes or now - started > QUICK_S else TICK_S / 10)
         lookup.check_patience(time.monotonic(), started)
+
+
+def _have_all_voted(lookup: Lookup, votes: Collection[Source]) -> bool:
+    """Whether nobody is left who could say more of the size, the origin included."""
+    usable = lookup.sources.usable
+    knows_origin = lookup.target.scheme != "pelican" or any(s.is_origin for s in usable)
+    return knows_origin and all(source in votes for source in usable)
 
 
 def _measure_file(path: Path) -> int:
@@ -114,13 +137,18 @@ def _count_votes(votes: dict[Source, int], voters: list[Source], is_done: bool) 
 
 
 def _ask_more(
-    lookup: Lookup, votes: dict[Source, int], crashes: list[Exception], now: float
+    lookup: Lookup,
+    votes: dict[Source, int],
+    crashes: list[Exception],
+    now: float,
+    known: int | None,
 ) -> None:
     """Keeps two questions open until two sources agree; looks up again when all have failed."""
     with lookup.lock:
         usable = lookup.sources.usable
         is_stuck = all(source.failures for source in usable)
-        is_disputed = len(set(votes.values())) > 1
+        sizes = set(votes.values())
+        is_disputed = len(sizes) > 1 or (known is not None and bool(sizes - {known}))
     if (is_stuck or is_disputed) and lookup.is_due(now):
         lookup.refresh(with_origin=is_disputed)
     with lookup.lock:
@@ -182,8 +210,8 @@ def ask_size(lookup: Lookup, source: Source) -> int:
             answer.connection.close()
 
 
-def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> tuple[str, str, str] | None:
-    """(kind, hex, source) of the first digest that a server gives of the whole object.
+def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> Digest | None:
+    """The first digest that a server gives of the whole object.
 
     The origin is asked first: a cache's digest is that of its own copy, which may be the damaged
     one. XRootD reads the whole file for it, seconds for each GB; a cache may answer 405 and close.
@@ -199,7 +227,7 @@ def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> tuple[str,
             for kind in kinds if url.startswith("http") else ():
                 found = _ask_one(pool, lookup, url, wants_token, kind)
                 if found is not None:
-                    return kind, found, name_server(url)
+                    return Digest(kind, found, name_server(url), url in origin.sources)
         return None
     finally:
         pool.close()

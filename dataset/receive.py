@@ -89,12 +89,16 @@ def check_answer(answer: Answer, start: int, end: int, size: int | None, source:
         raise StatusError(answer.status, read_retry_after(answer.headers, time.time()))
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
         raise ProtocolError(f"content-encoding {answer.headers['content-encoding']!r}")
-    etag = answer.headers.get("etag")
+    etag = _own_etag(answer, source)
     if source.etag is not None and etag is not None and etag != source.etag:
         raise OtherVersion(f"its ETag was {source.etag} and is {etag}")
     source.etag = source.etag or etag
     if answer.status == 200:
+        if _is_page(answer):
+            raise ProtocolError("an HTML page instead of the object; is a login needed?")
         if size is not None and answer.length is not None and answer.length != size:
+            if source.gave_range:  # a maintenance page, perhaps: it says nothing of the object
+                raise ProtocolError(f"200 and {answer.length} bytes instead of a range")
             raise OtherSize(f"{answer.length} bytes")
         if answer.length is None:
             raise ProtocolError("200 without a length")
@@ -109,7 +113,22 @@ def check_answer(answer: Answer, start: int, end: int, size: int | None, source:
         raise ProtocolError("wrong Content-Range")
     if answer.length is not None and answer.length != end - start:
         raise ProtocolError("wrong Content-Length")
+    source.gave_range = True
     return 0
+
+
+def _own_etag(answer: Answer, source: Source) -> str | None:
+    """The ETag, if it is from the source itself: the mirrors that it leads to have their own."""
+    if urlsplit(answer.url)[:2] != urlsplit(source.url)[:2]:
+        return None
+    etag = answer.headers.get("etag")
+    return etag.removeprefix("W/") if etag else None
+
+
+def _is_page(answer: Answer) -> bool:
+    """Whether a server shows a page to people where no page was asked for."""
+    is_html = answer.headers.get("content-type", "").lower().startswith("text/html")
+    return is_html and not urlsplit(answer.url).path.lower().endswith((".html", ".htm"))
 
 
 def read_retry_after(headers: Mapping[str, str], now: float) -> float:

@@ -34,6 +34,7 @@ DATA_NAMES = (
     "LOC_val_solution.csv",
     "valprep.sh",
 )
+KAGGLE_NAMES = DATA_NAMES[2:4]
 
 
 def fetch_urls(urls: Sequence[str], request: Request) -> list[Summary]:
@@ -42,6 +43,9 @@ def fetch_urls(urls: Sequence[str], request: Request) -> list[Summary]:
     access = request.access
     if request.given and len(targets) != 1:
         raise UserError("a digest is of one object: give one URL with --md5, --sha256, --crc32")
+    if request.given and request.recursive:
+        raise UserError("a digest is of one object: --recursive takes no --md5, --sha256, --crc32")
+    _check_names(targets)
     summaries: list[Summary] = []
     display = Display(sys.stderr)
     with lock_folder(request.out, request.options.give_up_s):
@@ -54,12 +58,23 @@ def fetch_urls(urls: Sequence[str], request: Request) -> list[Summary]:
                     summaries += fetch_collection(target, access, request, ledger, display)
                 else:
                     summaries.append(_fetch_one(target, access, request, ledger, display))
-        except CommandError as error:
+        except Exception as error:
             error.summaries = [*summaries, *_summary_of(error)]  # type: ignore[attr-defined]
             raise
         finally:
             display.close()
     return summaries
+
+
+def _check_names(targets: Sequence[Target]) -> None:
+    """Two objects of one name cannot both lie in the folder: said before the first is fetched."""
+    places: dict[str, str] = {}
+    for target in targets:
+        other = places.setdefault(target.name, target.identity)
+        if other != target.identity:
+            raise UserError(
+                f"{target.identity} and {other} have one name; fetch them into two folders (--out)"
+            )
 
 
 def _summary_of(error: Exception) -> list[Summary]:
@@ -145,7 +160,7 @@ def fetch_collection(
 ) -> list[Summary]:
     """Every file below a collection, into OUT/<its name>/..., small ones many at a time."""
     root = request.out / target.name
-    files = _list_files(target, access, request.options, root)
+    files = list_files(target, access, request.options, root)
     todo = [(e, p) for e, p in files if ledger.find(p, target.child(e.path).identity) is None]
     log.info(
         "%s: %d files, %d of them here already", target.identity, len(files), len(files) - len(todo)
@@ -171,7 +186,7 @@ def fetch_collection(
     return summaries
 
 
-def _list_files(
+def list_files(
     target: Target, access: Access, options: Options, root: Path
 ) -> list[tuple[Entry, Path]]:
     """(entry, local path) of every file below a collection; none at all is an error."""
@@ -247,7 +262,7 @@ def fetch_dataset(
         return data_dir / target.name
     _check_networks([target])
     names = _list_top(target, request)
-    wanted = [name for name in DATA_NAMES if name in names]
+    wanted = _choose_archives(names)
     if wanted and not {"train", "val"} <= names:
         base = url.partition("?")[0].rstrip("/")
         fetch_urls([f"{base}/{name}" for name in wanted], request)
@@ -259,6 +274,12 @@ def fetch_dataset(
         )
     fetch_urls([url], replace(request, recursive=True))
     return data_dir / target.name
+
+
+def _choose_archives(names: set[str]) -> list[str]:
+    """The archives of a folder that a training needs: the tars, or the Kaggle zip without them."""
+    has_tars = set(DATA_NAMES[:2]) <= names
+    return [n for n in DATA_NAMES if n in names and not (has_tars and n in KAGGLE_NAMES)]
 
 
 def _list_top(target: Target, request: Request) -> set[str]:

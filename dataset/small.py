@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -178,15 +178,26 @@ class SmallFiles:
         kind = "crc32c" if checksum.HAS_CRC32C else "adler32"
         url, wants_token = self._at(self._digest_place[0], entry), self._digest_place[1]
         headers = {"Want-Digest": kind, **self._lookup.headers(url, wants_token)}
-        status, found, _, _ = get_document(self._lookup.pool, url, headers, "HEAD")
-        digest = checksum.parse_digest_header(found.get("digest", "")).get(kind)
-        if status != 200 or digest is None:
+        digest = self._ask_digest(url, headers, kind)
+        if digest is None:
             self._silent_digests += 1
+            if self._silent_digests == MAX_SILENT_DIGESTS:
+                log.info("%s tells no digests; files are taken without", name_server(url))
             return []
         self._silent_digests = 0
         if checksum.to_hex(kind, checksum.compute(kind, data)) != digest:
             raise ProtocolError("wrong bytes")
         return [f"{kind} ({name_server(url)})"]
+
+    def _ask_digest(self, url: str, headers: Mapping[str, str], kind: str) -> str | None:
+        """The origin's digest; that it cannot be had is no fault of whoever sent the bytes."""
+        try:
+            status, found, _, _ = get_document(self._lookup.pool, url, headers, "HEAD")
+        except NETWORK_ERRORS as error:
+            log.debug("no digest from %s: %s", name_server(url), explain(error))
+            return None
+        digest = checksum.parse_digest_header(found.get("digest", "")).get(kind)
+        return digest if status == 200 else None
 
     def _keep(self, entry: Entry, path: Path, data: bytearray, verified: list[str]) -> None:
         """Writes the file whole; its record, and then its final name."""

@@ -37,6 +37,7 @@ class Source:
     failed_at: float = 0.0
     refused: str = ""  # why it is not asked any more
     has_ranges: bool = True
+    gave_range: bool = False  # it has answered a range with that range
     etag: str | None = None
     redirected: str | None = None  # where its redirect led, until that fails
     last_problem: str = ""
@@ -80,6 +81,7 @@ class Sources:
 
     def __init__(self, max_parallel: int, rng: random.Random | None = None) -> None:
         self.all: list[Source] = []
+        self.are_all = False  # whether the director was asked for the origin too
         self._max_parallel = max_parallel
         self._random = rng or random.Random()
 
@@ -119,9 +121,9 @@ class Sources:
         best_known = max((source.rate for source in nearest), default=0.0) or 1.0
         return min(nearest, key=lambda s: (s.active + 1) / (s.rate or best_known), default=None)
 
-    def has_other(self, source: Source, now: float) -> bool:
-        """Whether another source could take over from this one right now."""
-        return any(s is not source and s.blocked_until <= now for s in self.usable)
+    def has_other(self, avoid: Collection[Source], now: float) -> bool:
+        """Whether another source than these could take over right now."""
+        return any(s not in avoid and s.blocked_until <= now for s in self.usable)
 
     def next_free(self) -> float:
         """When the first blocked source may be asked again."""
@@ -169,12 +171,12 @@ class Sources:
             wait_s = min(MAX_BACKOFF_S, 2.0 * BACKOFF_S * 2.0 ** min(source.failures, 16))
             source.blocked_until = now + wait_s * self._random.uniform(0.5, 1.0)
 
-    def sent_wrong_block(self, source: Source) -> None:
-        """A block from this source failed its checksum."""
+    def sent_wrong_block(self, source: Source, is_alone: bool = True) -> None:
+        """A block from this source failed its checksum; of a mixed one it may be innocent."""
         source.wrong_blocks += 1
         source.errors["wrong bytes"] += 1
         others = [s for s in self.usable if s is not source]
-        if source.wrong_blocks >= MAX_WRONG_BLOCKS and others:
+        if source.wrong_blocks >= MAX_WRONG_BLOCKS and others and is_alone:
             source.refused = "sends wrong bytes"
 
     def unblock(self) -> None:

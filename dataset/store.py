@@ -6,8 +6,8 @@ import itertools
 import logging
 import os
 from array import array
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from dataset.blocks import ARRIVED, MISSING, WRITING, BlockMap, Waste
 from dataset.errors import DataError
@@ -17,7 +17,8 @@ from dataset.verify import BlockChecks, ChunkSums
 
 log = logging.getLogger("trainyard.fetch")
 
-MAX_BLOCK_TRIES = 4
+MIN_BLOCK_TRIES = 4  # before a block is given up, all sources having sent it wrong
+MAX_BLOCK_TRIES = 20  # and in any case: some sources may rest for long
 
 
 class DiskError(Exception):
@@ -46,17 +47,19 @@ class ChunkStore:
         say: Callable[[str], None] = log.info,
     ) -> None:
         self.fd, self.journal, self.checks = fd, journal, checks
-        self._say = say
+        self._say, self._part = say, journal.path.with_suffix("")
         self.blocks = BlockMap(progress.size, progress.chunks)
         self.sums = ChunkSums(progress.kinds, progress.size, self.blocks.num_chunks)
         self.waste = Waste()
         self.num_writing = 0
         self.unsynced_bytes = 0
+        self.disk_error: OSError | None = None  # the first one
         self._lock, self._sources = lock, sources
         self._names = list(progress.sources)
         self._sent_by = array("h", [-1] * self.blocks.num_chunks)
         self._helped: dict[int, str] = {}  # chunk -> another source that sent its first bytes
-        self._wrong: dict[int, int] = {}
+        self._wrong: dict[int, int] = {}  # index block -> wrong copies of it
+        self._wrong_from: dict[int, set[Source]] = {}  # and who sent one alone
         self._earlier = set(progress.chunks)  # what was there before this start
         for chunk, (source, values) in progress.chunks.items():
             self.sums.set(chunk, values)
@@ -93,16 +96,16 @@ class ChunkStore:
             source.bytes += len(view)
             self.blocks.state[chunk] = WRITING
             self.num_writing += 1
-            number = self._number(source)
         try:
-            write_at(self.fd, view, chunk * CHUNK)
-            self.journal.add_chunk(chunk, number, values)
-        except OSError as error:
-            error.filename = error.filename or str(self.journal.path.with_suffix(""))
+            with self._disk():
+                write_at(self.fd, view, chunk * CHUNK)
+                number = self._number(source)
+                self.journal.add_chunk(chunk, number, values)
+        except BaseException:
             with self._lock:
                 self.blocks.state[chunk] = MISSING
                 self.num_writing -= 1
-            raise DiskError(error) from None
+            raise
         with self._lock:
             self.num_writing -= 1
             self.unsynced_bytes += len(view)
@@ -119,7 +122,7 @@ class ChunkStore:
     def replace(self, chunk: int, source: Source, view: memoryview, values: Sequence[int]) -> None:
         """Puts other bytes in the place of a chunk that is there (it turned out wrong)."""
         with self._lock:
-            self.journal.drop_chunks(chunk, chunk + 1)
+            self._unvouch(chunk, chunk + 1)
             self.blocks.drop(chunk, chunk + 1, frozenset())
             self.waste.wrong += len(view)
             self.waste.compared -= len(view)
@@ -134,7 +137,7 @@ class ChunkStore:
             for is_theirs, run in itertools.groupby(senders, lambda s: not s.isdisjoint(names)):
                 first, end = end, end + len(list(run))
                 if is_theirs:
-                    self.journal.drop_chunks(first, end)
+                    self._unvouch(first, end)
                     self.blocks.drop(first, end, frozenset())
                     num_bytes += min(end * CHUNK, self.blocks.size) - first * CHUNK
             self.waste.wrong += num_bytes
@@ -142,17 +145,39 @@ class ChunkStore:
 
     def sync(self) -> None:
         """Sends what was written to the disk, so that a power cut costs little."""
-        os.fdatasync(self.fd)
-        self.journal.sync()
+        with self._disk():
+            os.fdatasync(self.fd)
+            self.journal.sync()
+
+    def flush(self) -> None:
+        """Sends the whole file to the disk, before it gets its final name."""
+        with self._disk():
+            os.fsync(self.fd)
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """Around every touch of the disk: its error is a DiskError, and the journal is doubted."""
+        try:
+            yield
+        except OSError as error:
+            self.journal.doubt()
+            self.disk_error = self.disk_error or error
+            error.filename = error.filename or str(self._part)
+            raise DiskError(error) from None
+
+    def _unvouch(self, first: int, end: int) -> None:
+        with self._disk():
+            self.journal.drop_chunks(first, end)
 
     def _number(self, source: Source) -> int:
         """A source's number in the journal, where it is named at its first chunk."""
-        if source.label not in self._names:
-            self.journal.add_source(source.label)
-            self._names.append(source.label)
-            if source.etag is not None:
-                self.journal.add_etag(source.label, source.etag)
-        return self._names.index(source.label)
+        with self._lock:
+            if source.label not in self._names:
+                self.journal.add_source(source.label)
+                self._names.append(source.label)
+                if source.etag is not None:
+                    self.journal.add_etag(source.label, source.etag)
+            return self._names.index(source.label)
 
     def _check(self, chunks: range) -> None:
         """Marks arrived chunks as done: at once, or when the checksum of their block is right."""
@@ -179,7 +204,9 @@ class ChunkStore:
         guilty = [source for source in self._sources.all if source.label in names]
         text = f"bytes {start}-{end - 1} from {', '.join(sorted(names))}"
         self._wrong[block] = self._wrong.get(block, 0) + 1
-        if self._wrong[block] >= MAX_BLOCK_TRIES:
+        proven = self._wrong_from.setdefault(block, set())
+        proven.update(guilty if len(names) == 1 else ())
+        if self._is_hopeless(self._wrong[block], proven):
             raise DataError(
                 f"{text} differ from {where}, as they did from every source tried before; "
                 "is the index for this object? Remove it or make it again"
@@ -187,9 +214,17 @@ class ChunkStore:
         self._say(f"{text} are wrong by {where}; they are fetched again elsewhere")
         self.waste.wrong += end - start
         for source in guilty:
-            self._sources.sent_wrong_block(source)
-        self.journal.drop_chunks(members.start, members.stop)
-        self.blocks.drop(members.start, members.stop, frozenset(guilty))
+            self._sources.sent_wrong_block(source, is_alone=len(names) == 1)
+        self._unvouch(members.start, members.stop)
+        suspects = proven.union(guilty)
+        has_others = not suspects.issuperset(self._sources.usable)
+        avoid = frozenset(suspects if has_others else proven)
+        self.blocks.drop(members.start, members.stop, avoid)
+
+    def _is_hopeless(self, num_wrong: int, proven: set[Source]) -> bool:
+        """Whether every source that there is, the origin included, has sent a block wrong."""
+        all_wrong = self._sources.are_all and proven.issuperset(self._sources.usable)
+        return num_wrong >= (MIN_BLOCK_TRIES if all_wrong else MAX_BLOCK_TRIES)
 
 
 def write_at(fd: int, view: memoryview, offset: int) -> None:

@@ -15,11 +15,20 @@ from urllib.parse import unquote, urlsplit
 from dataset.errors import UserError
 
 Logins = netrc.netrc
+# The parts of a signed address that open it to whoever reads them.
+_SIGNATURES = (
+    *("x-amz-signature", "x-amz-credential", "x-amz-security-token"),
+    *("x-goog-signature", "x-goog-credential", "signature", "sig", "token", "access_token"),
+    *("authz", "bearer_token", "awsaccesskeyid", "googleaccessid", "key-pair-id", "policy"),
+)
+# What else changes when an address is signed again: S3, Google, CloudFront, Azure.
+_SIGNED_WITH = re.compile(r"x-(?:amz|goog)-.*|expires|s[eptvr]|spr|sk[a-z]+")
 _SECRETS = (
+    re.compile(rf"(?i)((?<![\w-])(?:{'|'.join(_SIGNATURES)})=)[^&\s\"'<>;,)]+"),
     re.compile(r"(?i)(authz=|access_token=|bearer_token=)[^&\s\"'<>;,)]+"),
     re.compile(r"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic)\s+)[^\s\"',;)]+"),
     re.compile(r"(?i)(\b(?:bearer|basic)(?:\s+|%20))[A-Za-z0-9._~+/=-]{8,}"),
-    re.compile(r"(://)[^/@\s\"'<>]+(?=@)"),  # user:password@host
+    re.compile(r"(://)[^/?#\s\"'<>]+(?=@)"),  # user:password@host, up to the last @
     re.compile(r"()\beyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?"),  # a bare JWT
 )
 
@@ -29,6 +38,21 @@ def redact(text: str) -> str:
     for pattern in _SECRETS:
         text = pattern.sub(r"\1[removed]", text)
     return text
+
+
+def drop_signature(url: str) -> str:
+    """The address without what signs it: signed again it still names the same object."""
+    parts = urlsplit(url)
+    pairs = [(pair.partition("=")[0].lower(), pair) for pair in parts.query.split("&")]
+    is_signed = any(name.endswith("signature") or name == "sig" for name, _ in pairs)
+    kept = [
+        pair
+        for name, pair in pairs
+        if name not in _SIGNATURES and not (is_signed and _SIGNED_WITH.fullmatch(name))
+    ]
+    if len(kept) == len(pairs):
+        return url
+    return parts._replace(query="&".join(kept)).geturl()
 
 
 def is_loopback(host: str) -> bool:

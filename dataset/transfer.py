@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
@@ -13,6 +12,7 @@ from contextlib import suppress
 from dataset.blocks import Lease
 from dataset.connection import NETWORK_ERRORS, explain
 from dataset.dealing import Dealer
+from dataset.federation import Verdict
 from dataset.journal import CHUNK
 from dataset.lookup import Lookup
 from dataset.receive import OtherSize, OtherVersion, Receiver, StatusError
@@ -32,6 +32,10 @@ class ObjectChanged(Exception):
     """The object at the sources is not the one that the partial file began with."""
 
 
+class OtherSizes(ObjectChanged):
+    """No source is left, and at least one speaks of another size."""
+
+
 class Transfer:
     """Fetches what is missing in `store`; `run` returns when all of it is there and checked.
 
@@ -42,6 +46,7 @@ class Transfer:
     def __init__(self, lookup: Lookup, store: ChunkStore) -> None:
         self.lookup, self.options, self.sources = lookup, lookup.options, lookup.sources
         self.store, self.blocks = store, store.blocks
+        self.sources.are_all = lookup.target.scheme != "pelican" or lookup.target.directread
         self._receiver = Receiver(lookup.pool, lookup, self.blocks.size, self._take_in, store.waste)
         self._changed = threading.Condition(lookup.lock)
         self._wake = threading.Event()
@@ -60,12 +65,14 @@ class Transfer:
                     if self._error is not None:
                         raise self._error
                     if self.blocks.is_complete:
-                        return
+                        break
                     self._supervise(time.monotonic())
                 on_tick()
                 self._wake.wait(TICK_S)
         finally:
             self._stop()
+        if self.store.disk_error is not None:  # of a sync that was under way when all was here
+            raise self.store.disk_error
 
     @property
     def num_hedges(self) -> int:
@@ -99,10 +106,9 @@ class Transfer:
         usable, needs_company = self.sources.usable, self._dealer.needs_company
         is_stuck = needs_company or all(source.failures for source in usable)
         if is_stuck and self.lookup.is_due(now):
-            refresh = functools.partial(self.lookup.refresh, with_origin=needs_company)
-            threading.Thread(target=refresh, daemon=True).start()
+            threading.Thread(target=self._look_up, args=(needs_company,), daemon=True).start()
         if not usable and any("another size" in s.refused for s in self.sources.all):
-            raise ObjectChanged(self.lookup.describe_problems())
+            raise OtherSizes(self.lookup.describe_problems())
         self.lookup.check_patience(now, self._last_progress)
         if self.store.unsynced_bytes >= SYNC_BYTES and not self._syncing:
             self._syncing, self.store.unsynced_bytes = True, 0
@@ -114,11 +120,17 @@ class Transfer:
             self._num_threads += 1
             threading.Thread(target=self._work, name="fetch", daemon=True).start()
 
+    def _look_up(self, with_origin: bool) -> None:
+        self.lookup.refresh(with_origin)
+        with self._changed:
+            if with_origin and self.lookup.answer.verdict is not Verdict.PASSING:
+                self.sources.are_all = True
+
     def _sync(self) -> None:
         try:
             self.store.sync()
-        except OSError as error:
-            self.fail(error)
+        except DiskError as error:
+            self.fail(error.error)
         finally:
             with self._changed:
                 self._syncing = False

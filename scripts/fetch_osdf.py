@@ -8,18 +8,19 @@ import json
 import logging
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dataset.checksum import parse_given
 from dataset.dry_run import describe_sources
-from dataset.errors import CommandError, UserError, run_command
+from dataset.errors import UserError, run_command
 from dataset.lookup import Options
 from dataset.remote import fetch_urls
 from dataset.request import METHODS, Request
 from dataset.summary import Summary
-from train.profile import measure_stage
+from train.profile import StageMeter, measure_stage
 
 EXAMPLE = """example:
   python scripts/fetch_osdf.py osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar --out data
@@ -43,19 +44,20 @@ def main() -> int:
             print("\n".join(describe_sources(request.parse(url), request)))
         return 0
     with measure_stage("fetch", args.record or args.out) as meter:
-        summaries: list[Summary] = []
         try:
             summaries = fetch_urls(args.urls, request)
-        except CommandError as error:
-            summaries = getattr(error, "summaries", [])
+        except Exception as error:
+            with suppress(OSError):  # what went wrong first is what is said
+                _report(args, meter, getattr(error, "summaries", []))
             raise
-        finally:
-            meter.extra = {
-                "method": args.method,
-                "bytes_fetched": sum(summary.fetched_bytes for summary in summaries),
-            }
-            _write_summaries(args.summary, summaries)
+        _report(args, meter, summaries)
     return 0
+
+
+def _report(args: argparse.Namespace, meter: StageMeter, summaries: list[Summary]) -> None:
+    num_bytes = sum(summary.fetched_bytes for summary in summaries)
+    meter.extra = {"method": args.method, "bytes_fetched": num_bytes}
+    _write_summaries(args.summary, summaries)
 
 
 def _parse_args() -> argparse.Namespace:

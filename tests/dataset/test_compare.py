@@ -6,21 +6,26 @@ import errno
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
-from dataset import compare
+from dataset import compare, digests, probe
+from dataset.digests import DigestAsker
 from dataset.errors import DataError
-from dataset.journal import CHUNK
+from dataset.journal import CHUNK, Progress
 from dataset.lookup import Options
+from dataset.probe import Digest
 from dataset.remote import fetch_urls
 from dataset.request import Request
+from dataset.sources import Source
 from dataset.store import write_at
 from dataset.summary import Summary
 from tests.dataset.small_server import Handler, serving
@@ -162,3 +167,67 @@ def test_a_disk_that_fails_while_wrong_bytes_are_replaced_is_an_error_of_the_dis
     with federation([damage(CONTENT), CONTENT]) as (director, *_), pytest.raises(OSError) as caught:
         fetch(director, tmp_path)
     assert caught.value.errno == errno.EIO
+
+
+def test_one_cache_with_another_size_does_not_throw_away_what_is_here(tmp_path: Path) -> None:
+    caches = [CONTENT]
+    with federation(caches, CONTENT) as (director, *_):
+        with pytest.raises(DataError):
+            fetch(director, tmp_path, md5="0" * 32)  # the partial file is kept, whole
+        caches[:] = [CONTENT[: 10 * CHUNK]]
+        summary = fetch(director, tmp_path)
+    assert (tmp_path / "object.bin").read_bytes() == CONTENT
+    assert (summary.resumed_bytes, summary.fetched_bytes) == (SIZE, 0)
+
+
+def test_an_object_that_really_has_another_size_is_fetched_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "DOUBT_S", 1.0)  # no origin is there to be waited for
+    content = CONTENT[: 10 * CHUNK]
+    with federation([CONTENT]) as (director, *_), pytest.raises(DataError):
+        fetch(director, tmp_path, md5="0" * 32)
+    with federation([content]) as (director, *_):
+        fetch(director, tmp_path, md5=hashlib.md5(content).hexdigest())
+    assert (tmp_path / "object.bin").read_bytes() == content
+
+
+def test_a_reference_that_fails_is_left_after_a_few_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "RUN_CHUNKS", 2)
+    asked = []
+
+    def fail(lookup: object, store: object, reference: Source, *run: int) -> None:
+        asked.append(reference.label)
+        raise OSError("refused")
+
+    monkeypatch.setattr(compare, "_compare_run", fail)
+    with federation([CONTENT], CONTENT) as (director, *places), pytest.raises(DataError):
+        fetch(director, tmp_path, md5="0" * 32)
+    assert asked == [places[1]] * compare.MAX_FAILURES  # all of it came from the cache
+
+
+def test_an_answer_that_drips_is_given_up_while_comparing() -> None:
+    class Dripping:
+        def readinto(self, view: memoryview) -> int:
+            time.sleep(0.01)
+            return 1
+
+    with pytest.raises(TimeoutError):
+        compare._fill(Dripping(), memoryview(bytearray(CHUNK)), stall_s=0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_origin", [True, False])
+def test_only_the_origins_digest_tells_that_the_object_changed(
+    is_origin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache's digest is that of its own copy, which may be a damaged one."""
+    other = Digest("md5", "b" * 32, "somewhere", is_origin)
+    monkeypatch.setattr(digests, "ask_digest", lambda *_: other)
+    transfer = MagicMock()
+    transfer.store.sums.kinds = ("crc32c",)
+    known = Progress("osdf:///object.bin", SIZE, ("crc32c",), "", digests={"md5": "a" * 32})
+    found = DigestAsker(transfer, known).wait()
+    assert transfer.fail.called == is_origin
+    assert found is None if is_origin else found is not None and found.value == "a" * 32

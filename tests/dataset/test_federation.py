@@ -42,6 +42,36 @@ def test_every_kind_of_url_is_read(text: str, identity: str) -> None:
     assert parse_target(text).identity == identity
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("osdf:///ns/file#1.tar", "file#1.tar"),
+        ("pelican://fed.org/ns/file#1.tar?directread", "file#1.tar"),
+        ("file:///data/a#1.tar", "a#1.tar"),
+        ("file:///data/a?1.tar", "a?1.tar"),
+        ("/data/a?1#2.tar", "a?1#2.tar"),
+        ("/data/a%201.tar", "a%201.tar"),
+        ("osdf:///ns/a%3F1.tar", "a?1.tar"),
+        ("https://host/a.tar?version=2#part", "a.tar"),
+    ],
+)
+def test_a_name_is_the_one_that_was_written(text: str, name: str) -> None:
+    target = parse_target(text)
+    assert target.name == name
+    assert not target.recursive
+    assert target.directread == text.endswith("?directread")
+
+
+def test_a_question_mark_in_a_federated_name_is_refused_with_the_way_to_write_it() -> None:
+    with pytest.raises(UserError, match="%3F"):
+        parse_target("osdf:///ns/a?1.tar")
+
+
+def test_a_child_of_a_path_with_two_slashes_stays_on_its_server() -> None:
+    child = parse_target("https://host//a/b.tar").child("//a/b.tar.index")
+    assert child.url == "https://host//a/b.tar.index"
+
+
 def test_osdf_asks_its_own_discovery_host_unless_told_otherwise() -> None:
     assert parse_target("osdf:///ns/a").discovery == OSDF_DISCOVERY
     assert parse_target("osdf:///ns/a", "fed.example").discovery == "https://fed.example"
@@ -50,7 +80,10 @@ def test_osdf_asks_its_own_discovery_host_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["osdf:///", "pelican:///ns/a", "ftp://host/a", "relative/path", "https:///a", "file://host/a"],
+    [
+        *("osdf:///", "pelican:///ns/a", "ftp://host/a", "relative/path", "https:///a"),
+        *("file://host/a", "http://[", "osdf://[/a", "https://a..b/x", "https://host:port/x"),
+    ],
 )
 def test_a_url_that_names_nothing_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(UserError):
@@ -74,6 +107,52 @@ def test_a_signed_https_url_keeps_its_query_but_never_shows_its_token() -> None:
     assert "authz=SECRETSECRET" in target.url
     assert "SECRET" not in target.identity
     assert "pw" not in target.identity
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "X-Amz-Algorithm=AWS4&X-Amz-Credential=SECRET&X-Amz-Date={0}&X-Amz-Expires={0}"
+        "&X-Amz-Signature=SECRET{0}&X-Amz-Security-Token=SECRET",
+        "AWSAccessKeyId=SECRET&Expires={0}&Signature=SECRET{0}",
+        "sv=2024&se={0}&sr=b&sp=r&sig=SECRET{0}",
+        "token=SECRET{0}",
+        "access_token=SECRET{0}",
+        "authz=SECRET{0}",
+    ],
+)
+def test_an_address_that_is_signed_again_names_the_same_object(query: str) -> None:
+    first, second = (
+        parse_target(f"https://host/a.tar?version=2&{query.format(n)}") for n in (1, 2)
+    )
+    assert first.identity == second.identity == "https://host/a.tar?version=2"
+    assert "SECRET1" in first.url
+
+
+def test_an_ordinary_query_stays_in_the_identity() -> None:
+    url = "https://host/a.tar?st=1&se=2&expires=never&design=3"
+    assert parse_target(url).identity == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["https://user:p@ss@host/a", "pelican://user:p@ss@host/a"],
+)
+def test_a_password_with_an_at_sign_does_not_show(text: str) -> None:
+    assert "ss@" not in parse_target(text).identity
+
+
+@pytest.mark.parametrize("text", ["https://user:p/ss@host/a", "https://user:p#ss@host/a"])
+def test_a_password_that_breaks_the_address_does_not_show(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_target(text)
+    assert "ss@" not in str(caught.value)
+
+
+@pytest.mark.parametrize("location", ["http://[", "https://a..b/x", "root://c/x", "http://h:x/"])
+def test_a_broken_location_of_the_director_passes(location: str) -> None:
+    answer = read_director_answer(307, {**PELICAN, "location": location}, "https://director/ns/x")
+    assert answer.verdict is Verdict.PASSING
 
 
 def test_sources_come_nearest_first_with_commas_inside_addresses() -> None:
@@ -135,14 +214,16 @@ def test_a_token_that_the_director_puts_into_the_location_is_dropped() -> None:
         (404, {"server": "nginx"}, Verdict.PASSING),  # the ingress, while the director restarts
         (404, {}, Verdict.PASSING),
         (401, PELICAN, Verdict.DENIED),
-        (403, {"server": "nginx"}, Verdict.DENIED),
+        (403, PELICAN, Verdict.DENIED),
+        (403, {"server": "nginx"}, Verdict.PASSING),  # an ingress or a firewall
+        (401, {}, Verdict.PASSING),
         (429, PELICAN, Verdict.PASSING),
         (500, PELICAN, Verdict.PASSING),
         (200, PELICAN, Verdict.PASSING),
         (302, {"server": "nginx", "location": "https://login.example/"}, Verdict.PASSING),
     ],
 )
-def test_only_the_director_itself_can_say_that_an_object_is_missing(
+def test_only_the_director_itself_can_say_that_an_object_is_missing_or_refused(
     status: int, headers: dict[str, str], verdict: Verdict
 ) -> None:
     assert read_director_answer(status, headers, "https://director/ns/x").verdict is verdict

@@ -13,6 +13,7 @@ from dataset.journal import (
     Journal,
     Progress,
     chunk_length,
+    doubted_path,
     journal_path,
     num_chunks,
     part_path,
@@ -151,5 +152,66 @@ def test_without_a_package_a_checksum_is_taken_on_trust_only_within_one_boot(
 def test_discarding_removes_the_voucher_with_the_bytes(tmp_path: Path) -> None:
     path = tmp_path / "x"
     start(path, b"a" * SIZE, "boot")
+    discard(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_an_error_of_the_disk_journalled_bytes_are_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    monkeypatch.setattr("dataset.partial.read_boot_id", lambda: "boot")
+    start(path, b"a" * SIZE, "boot")
+    journal = Journal(journal_path(path), os.open(journal_path(path), os.O_WRONLY | os.O_APPEND))
+    journal.doubt()
+    journal.doubt()  # by another thread
+    journal.close()
+    fd = open_part(path, SIZE)
+    os.pwrite(fd, b"\0", CHUNK)  # as if a page had never reached the disk
+    os.close(fd)
+    progress = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
+    assert sorted(progress.chunks) == [0]
+    Journal.create(journal_path(path), progress).close()
+    assert not doubted_path(journal_path(path)).exists()
+    again = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
+    assert again == progress
+
+
+def test_a_journal_that_cannot_get_another_name_vouches_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Path, target: Path) -> None:  # a fake: no disk here fails
+        raise OSError("no")
+
+    journal = make(tmp_path / "j")
+    journal.add_chunk(0, 0, (5, 6))
+    monkeypatch.setattr(Path, "replace", fail)
+    journal.doubt()
+    journal.add_chunk(1, 0, (5, 6))  # a thread that does not know yet
+    journal.close()
+    assert read_journal(tmp_path / "j") is None
+
+
+def test_a_chunk_that_cannot_be_read_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = os.preadv
+
+    def fail(fd: int, views: list[memoryview], offset: int) -> int:  # a fake: no disk here fails
+        if offset == CHUNK:
+            raise OSError("no")
+        return read(fd, views, offset)
+
+    path = tmp_path / "x"
+    start(path, b"a" * SIZE, "another boot")
+    monkeypatch.setattr(os, "preadv", fail)
+    progress = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
+    assert sorted(progress.chunks) == [0]
+
+
+def test_discarding_removes_a_doubted_journal_too(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    start(path, b"a" * SIZE, "boot")
+    journal_path(path).replace(doubted_path(journal_path(path)))
     discard(path)
     assert list(tmp_path.iterdir()) == []

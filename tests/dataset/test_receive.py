@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from dataset.connection import ProtocolError
 from dataset.receive import OtherSize, OtherVersion, StatusError, check_answer, read_retry_after
 from dataset.sources import Source
 
 
-def answer(status: int, length: int | None, **headers: str) -> Any:
+def answer(status: int, length: int | None, url: str = "http://a/x", **headers: str) -> Any:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    return SimpleNamespace(status=status, length=length, headers=names)
+    return SimpleNamespace(status=status, length=length, headers=names, url=url)
 
 
 def check(reply: Any, etag: str | None = None, size: int | None = 1000) -> int:
@@ -51,6 +52,24 @@ def test_a_whole_object_is_read_up_to_the_range() -> None:
 def test_any_other_answer_is_refused(reply: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         check(reply)
+
+
+def test_a_page_says_nothing_of_the_object() -> None:
+    """Neither its size, where the server gave ranges before, nor its bytes."""
+    source = Source("http://a/x", "a")
+    check_answer(answer(206, 100, content_range="bytes 100-199/1000"), 100, 200, 1000, source)
+    with pytest.raises(ProtocolError, match="instead of a range"):
+        check_answer(answer(200, 999), 100, 200, 1000, source)
+    with pytest.raises(ProtocolError, match="login"):
+        check(answer(200, 1000, content_type="text/html; charset=utf-8"), size=None)
+    page = answer(200, 1000, url="http://a/x.html", content_type="text/html")
+    assert check(page, size=None) == 100
+
+
+def test_the_etags_of_mirrors_and_weak_ones_are_no_other_version() -> None:
+    asked = {"content_range": "bytes 100-199/1000"}
+    assert check(answer(206, 100, "http://mirror/x", etag='"v2"', **asked), etag='"v1"') == 0
+    assert check(answer(206, 100, etag='W/"v1"', **asked), etag='"v1"') == 0
 
 
 def test_an_etag_that_changes_at_one_source_is_another_version() -> None:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from dataset import byte_meter, remote
+from dataset.dry_run import describe_sources
 from dataset.errors import PassingError, UserError
 from dataset.lookup import Options
 from dataset.partial import discard
@@ -169,3 +170,23 @@ def test_a_finished_file_is_taken_from_a_read_only_folder(
 
     monkeypatch.setattr(Path, "unlink", refuse)
     discard(tmp_path / "a.tar")
+
+
+def test_a_training_fetches_the_tars_and_not_the_zip_beside_them(tmp_path: Path) -> None:
+    names = list(remote.DATA_NAMES)
+    with serving_tree({f"/ns/data/{name}": name.encode() for name in names}) as (root, _):
+        fetch_dataset(f"{root}/ns/data/", tmp_path / "both", options=FAST)
+    there = {path.name for path in (tmp_path / "both").iterdir()}
+    assert {*names[:2], "valprep.sh"} <= there
+    assert not there & set(remote.KAGGLE_NAMES)
+    with serving_tree({f"/ns/data/{name}": b"x" for name in names[2:]}) as (root, _):
+        fetch_dataset(f"{root}/ns/data/", tmp_path / "zip", options=FAST)
+    assert (tmp_path / "zip" / names[2]).exists()
+
+
+def test_a_dry_run_counts_the_files_of_a_collection(tmp_path: Path) -> None:
+    files = {"/ns/many/a": b"12", "/ns/many/below/b": b"345"}
+    with serving_tree(files) as (root, _):
+        request = Request(tmp_path, FAST, environ=NOWHERE)
+        (line,) = describe_sources(request.parse(f"{root}/ns/many/"), request)
+    assert line.endswith(": 2 files, 5 bytes")

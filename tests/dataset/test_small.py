@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from dataset.lookup import Options
 from dataset.remote import fetch_urls
 from dataset.request import Request
 from tests.dataset.dav_server import serving_tree
+from tests.dataset.director_server import Decision, directing, name_source
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
@@ -78,6 +80,22 @@ def test_every_file_is_recorded_before_it_has_its_name(
     with serving_tree(FILES) as (root, _):
         fetch_urls([f"{root}/ns/many/"], Request(tmp_path, FAST, environ=NOWHERE))
     assert unrecorded == []
+
+
+def test_an_origin_that_cannot_be_reached_for_digests_is_nobodys_fault(tmp_path: Path) -> None:
+    with serving_tree(FILES) as (root, gets):
+
+        def direct(handler: Any) -> Decision:
+            path, _, query = handler.path.partition("?")
+            return name_source(("http://127.0.0.1:1" if query == "directread" else root) + path)
+
+        with directing(direct) as federation:
+            request = Request(tmp_path, FAST, federation, environ=NOWHERE)
+            summaries = fetch_urls(["osdf:///ns/many/"], request)
+    assert len(summaries) == 1  # none went the long way
+    assert all(source["errors"] == {} for source in summaries[0].sources)
+    asked_twice = sum(gets.count(path) > 1 for path in FILES)
+    assert asked_twice <= 1  # the first is asked for its size, too
 
 
 def test_a_held_record_file_is_closed_and_can_be_written_again(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ def test_the_message_about_an_expired_token_says_when_and_not_what(tmp_path: Pat
         "https://abcdefgh12345678:abcdefgh12345678@host/x",
         "got eyJabcdefgh12345678.abcdefgh12345678.abcdefgh12345678 back",
         "access_token=abcdefgh12345678",
+        "https://user:p@abcdefgh12345678@host/x",
+        "https://s3/x?X-Amz-Signature=abcdefgh12345678&x=1",
+        "https://s3/x?X-Amz-Credential=abcdefgh12345678%2F2026&x=1",
+        "https://s3/x?X-Amz-Security-Token=abcdefgh12345678",
+        "https://s3/x?a=1&Signature=abcdefgh12345678",
+        "https://blob/x?sig=abcdefgh12345678",
+        "https://host/x?token=abcdefgh12345678",
     ],
 )
 def test_no_form_of_a_secret_survives_redaction(text: str) -> None:
@@ -90,7 +97,10 @@ def test_no_form_of_a_secret_survives_redaction(text: str) -> None:
 
 
 def test_redaction_leaves_ordinary_addresses_alone() -> None:
-    text = "https://cache-a.example:8443/ns/a.tar?directread from 10.0.0.1"
+    text = (
+        "https://cache-a.example:8443/ns/a.tar?directread from 10.0.0.1, require-token=true, "
+        "https://host/a?mail=me@host&design=1"
+    )
     assert redact(text) == text
 
 

@@ -164,6 +164,28 @@ def test_only_missing_bytes_are_asked_for_by_a_second_start(tmp_path: Path) -> N
     assert {request["range"] for request in seen} == {"bytes=0-0", "bytes=8388608-9437260"}
 
 
+@pytest.mark.parametrize("kind", ["text/html", "text/plain"])
+def test_a_page_in_between_throws_nothing_away(kind: str, tmp_path: Path) -> None:
+    shown = threading.Event()
+
+    def show_a_page_once(handler: Handler) -> bool:
+        if shown.is_set() or "bytes=0-" in handler.headers.get("Range", ""):
+            return False
+        shown.set()
+        handler.send_response(200)
+        handler.send_header("Content-Type", kind)
+        handler.send_header("Content-Length", "4")
+        handler.end_headers()
+        handler.wfile.write(b"soon")
+        return True
+
+    with serving(CONTENT, show_a_page_once) as (url, _):
+        summary = fetch(url, tmp_path, replace(FAST, connections=1))
+    assert shown.is_set()
+    assert (tmp_path / "object.bin").read_bytes() == CONTENT
+    assert summary.fetched_bytes == len(CONTENT)
+
+
 def test_the_partial_file_of_another_object_is_not_used_and_that_is_said(tmp_path: Path) -> None:
     def break_down(handler: Handler) -> bool:
         if "bytes=0-" in handler.headers.get("Range", ""):

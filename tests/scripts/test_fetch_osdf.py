@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,35 @@ def test_it_runs_from_any_folder_and_needs_no_other_program(tmp_path: Path) -> N
     assert (tmp_path / "out" / "object.bin").read_bytes() == b"content"
 
 
+def test_it_needs_nothing_beyond_the_standard_library(tmp_path: Path) -> None:
+    command = [sys.executable, "-I", "-S", str(SCRIPT), "--out", str(tmp_path / "out")]
+    with serving(b"content") as (url, _):
+        done = subprocess.run([*command, url], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "object.bin").read_bytes() == b"content"
+
+
+def test_a_summary_that_cannot_be_written_does_not_hide_what_went_wrong(tmp_path: Path) -> None:
+    summary = tmp_path / "no_folder" / "summary.json"
+    with serving(b"content") as (url, _):
+        wrong = run(url, "--out", "a", "--md5", "0" * 32, "--summary", summary, cwd=tmp_path)
+        right = run(url, "--out", "b", "--summary", summary, cwd=tmp_path)
+    assert (wrong.returncode, right.returncode) == (3, 2)
+    assert "fails verification" in wrong.stderr
+    assert (tmp_path / "b" / "object.bin").read_bytes() == b"content"
+
+
+def test_a_full_disk_leaves_a_summary(tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    limit = ["prlimit", f"--fsize={1 << 20}", sys.executable, str(SCRIPT)]
+    with serving(bytes(5 << 20)) as (url, _):
+        command = [*limit, url, "--out", str(tmp_path / "out"), "--summary", str(summary)]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    (record,) = json.loads(summary.read_text())
+    assert record["status"] == "failed" and record["error"]
+
+
 def test_help_has_an_example(tmp_path: Path) -> None:
     done = run("--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -48,6 +78,8 @@ def test_help_has_an_example(tmp_path: Path) -> None:
         (["file:///usr", "--out", "o"], "/usr is a folder"),
         (["file:///usr/", "--out", "o"], "/usr is a folder"),
         (["https://host/x", "--out", "o", "--method", "osdf"], "--method osdf"),
+        (["osdf:///ns/d", "--out", "o", "--recursive", "--md5", "0" * 32], "--recursive"),
+        (["https://h/a/x", "https://h/b/x", "--out", "o"], "have one name"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(args: list[str], words: str, tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""Look-ups: what the director refuses, and when that is the end of a transfer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataset.connection import Pool
+from dataset.errors import PassingError, UserError
+from dataset.federation import Verdict, parse_target
+from dataset.lookup import Access, Lookup, Options
+from dataset.tokens import TokenStore
+from tests.dataset.director_server import Decision, directing, name_source
+
+NOWHERE = {"XDG_RUNTIME_DIR": "/nonexistent"}
+FAST = Options(stall_s=1.0, give_up_s=5.0, missing_s=0.2)
+SOURCE = name_source("http://127.0.0.1:1/ns/a.tar")
+
+
+@contextmanager
+def looking_up(
+    decide: Callable[[Any], Decision], token: Path | None = None, options: Options = FAST
+) -> Iterator[Lookup]:
+    with directing(decide) as url:
+        pool = Pool(1.0)
+        target = parse_target("osdf:///ns/a.tar", url)
+        lookup = Lookup(target, Access(NOWHERE, TokenStore(NOWHERE, token)), options, pool)
+        yield lookup
+        lookup.close()
+        pool.close()
+
+
+def wait_for_patience(lookup: Lookup, seconds: float) -> None:
+    """Lives as a transfer does: looks up when it is due and checks its patience."""
+    end = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        if all(source.failures for source in lookup.sources.usable) and lookup.is_due(now):
+            lookup.refresh()
+        lookup.check_patience(now, now)
+        time.sleep(0.02)
+
+
+def test_a_refusal_of_the_director_does_not_end_a_transfer_that_flows() -> None:
+    answers = [SOURCE, (403, {})]
+    with looking_up(lambda handler: answers[min(lookup.num_lookups, 1)]) as lookup:
+        lookup.refresh()
+        lookup.sources.delivered(lookup.sources.all[0], 1, 1.0)
+        lookup.refresh()
+        assert lookup.answer.verdict is Verdict.DENIED
+        wait_for_patience(lookup, 4 * FAST.missing_s)
+
+
+def test_a_refusal_is_final_when_no_source_is_left_and_it_is_repeated() -> None:
+    with looking_up(lambda handler: (403, {})) as lookup, pytest.raises(UserError, match="token"):
+        wait_for_patience(lookup, 5.0)
+    assert lookup.num_lookups >= 2
+
+
+def test_one_refusal_is_not_believed_before_another_look_up() -> None:
+    with looking_up(lambda handler: (403, {})) as lookup:
+        lookup.refresh()
+        end = time.monotonic() + 3 * FAST.missing_s
+        while (now := time.monotonic()) < end:
+            lookup.check_patience(now, now)
+            time.sleep(0.02)
+        assert lookup.num_lookups == 1
+
+
+def test_a_refusal_by_an_ingress_is_a_passing_failure() -> None:
+    impatient = Options(stall_s=1.0, give_up_s=1.0, missing_s=0.2)
+    with looking_up(lambda handler: (403, {"Server": "nginx"}), options=impatient) as lookup:
+        wait_for_patience(lookup, 0.8)
+        with pytest.raises(PassingError):
+            lookup.check_patience(time.monotonic(), time.monotonic() - 1.1)
+
+
+def test_a_new_token_clears_a_refusal(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+
+    def decide(handler: Any) -> Decision:
+        return SOURCE if handler.headers["Authorization"] == "Bearer new" else (401, {})
+
+    # Plain http on loopback may carry the token.
+    patient = Options(stall_s=1.0, give_up_s=5.0, missing_s=3.0)
+    with looking_up(decide, token, patient) as lookup:
+        wait_for_patience(lookup, 0.3)
+        assert lookup.answer.verdict is Verdict.DENIED
+        token.write_text("new")
+        wait_for_patience(lookup, 1.2)
+        assert lookup.answer.verdict is Verdict.FOUND
+
+
+def test_a_token_that_another_thread_noticed_clears_a_refusal(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    with looking_up(lambda handler: (401, {}), token) as lookup:
+        lookup.refresh()
+        token.write_text("new")
+        lookup._next_reread = 0.0
+        assert lookup.reread_token()
+        assert lookup.answer.verdict is Verdict.PASSING
+
+
+def test_a_director_that_another_thread_forgets_is_no_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known: list[str | None] = [None]
+
+    def read_once(lookup: Lookup) -> str | None:
+        """What it was, and forgotten at once, as by a thread that comes in between."""
+        director, known[0] = known[0], None
+        return director
+
+    def write(lookup: Lookup, director: str | None) -> None:
+        known[0] = director
+
+    monkeypatch.setattr(Lookup, "_director", property(read_once, write), raising=False)
+    with looking_up(lambda handler: SOURCE) as lookup:
+        known[0] = lookup.target.discovery  # the fake director is the discovery as well
+        assert lookup.ask().verdict is Verdict.FOUND
