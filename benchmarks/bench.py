@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -98,11 +99,12 @@ def format_table(title: str, header: list[str], rows: list[list[str]]) -> str:
 
 
 def write_result(name: str, result: dict[str, Any]) -> Path:
-    """The result as JSON, with what it was measured on."""
+    """The result as JSON, with the command and what it was measured on."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "processor": _processor()}
-    path.write_text(json.dumps(result | {"machine": machine}, indent=1) + "\n")
+    path.write_text(json.dumps(result | {"machine": machine, "command": command}, indent=1) + "\n")
     return path
 
 

@@ -32,7 +32,7 @@ def make_part(name: str, result: dict[str, Any]) -> str:
     if name == "time_to_first_step":
         parts.append(time_to_first_step.name_largest(result))
     where = f"{machine['cpus']} cores of {machine['processor']}"
-    return "\n\n".join([*parts, f"Measured on {where} with `python benchmarks/{name}.py`."])
+    return "\n\n".join([*parts, f"Measured on {where} with `{result['command']}`."])
 
 
 def make_doc(text: str) -> str:
