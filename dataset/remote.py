@@ -107,8 +107,13 @@ def is_collection(target: Target, access: Access, request: Request) -> bool:
         return True
     if looks_like_object(target) or target.scheme != "pelican":
         return False
-    lookup = Lookup(target, access, request.options, Pool(request.options.stall_s))
-    return Lister(lookup, target).is_collection()
+    pool = Pool(request.options.stall_s)
+    lookup = Lookup(target, access, request.options, pool)
+    try:
+        return Lister(lookup, target).is_collection()
+    finally:
+        lookup.close()
+        pool.close()
 
 
 def _fetch_one(
@@ -288,6 +293,9 @@ def _list_top(target: Target, request: Request) -> set[str]:
         return {path.name for path in Path(unquote(target.path)).iterdir()}
     pool = Pool(request.options.stall_s)
     lookup = Lookup(target, request.access, request.options, pool)
-    entries = Lister(lookup, target).list_top()
-    pool.close()
+    try:
+        entries = Lister(lookup, target).list_top()
+    finally:
+        lookup.close()
+        pool.close()
     return {unquote(urlsplit(entry.path).path.rpartition("/")[2]) for entry in entries}

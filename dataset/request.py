@@ -63,7 +63,7 @@ class Request:
         path = Path(scratch) / target.name
         if path.is_file():
             check_native_size(target.name, path.stat().st_size)
-        return parse_target(f"file://{path}")
+        return parse_target(str(path))
 
 
 def check_native_size(name: str, size: int) -> None:

@@ -13,7 +13,14 @@ from urllib.parse import quote, unquote, urlsplit
 
 from dataset import checksum
 from dataset.collection import Entry
-from dataset.connection import NETWORK_ERRORS, Connection, ProtocolError, explain, get_document
+from dataset.connection import (
+    NETWORK_ERRORS,
+    Connection,
+    Pool,
+    ProtocolError,
+    explain,
+    get_document,
+)
 from dataset.folder import Ledger
 from dataset.journal import part_path
 from dataset.lookup import Lookup
@@ -178,21 +185,34 @@ class SmallFiles:
         kind = "crc32c" if checksum.HAS_CRC32C else "adler32"
         url, wants_token = self._at(self._digest_place[0], entry), self._digest_place[1]
         headers = {"Want-Digest": kind, **self._lookup.headers(url, wants_token)}
-        digest = self._ask_digest(url, headers, kind)
+        found = checksum.to_hex(kind, checksum.compute(kind, data))
+        digest = self._ask_digest(self._lookup.pool, url, headers, kind)
+        if digest is not None and digest != found:
+            digest = self._ask_again(url, headers, kind)
         if digest is None:
             self._silent_digests += 1
             if self._silent_digests == MAX_SILENT_DIGESTS:
                 log.info("%s tells no digests; files are taken without", name_server(url))
             return []
         self._silent_digests = 0
-        if checksum.to_hex(kind, checksum.compute(kind, data)) != digest:
+        if digest != found:
             raise ProtocolError("wrong bytes")
         return [f"{kind} ({name_server(url)})"]
 
-    def _ask_digest(self, url: str, headers: Mapping[str, str], kind: str) -> str | None:
+    def _ask_again(self, url: str, headers: Mapping[str, str], kind: str) -> str | None:
+        """On a new connection: XRootD may repeat the Digest of an earlier request on a kept one."""
+        pool = Pool(self._lookup.pool.timeout_s)
+        try:
+            return self._ask_digest(pool, url, headers, kind)
+        finally:
+            pool.close()
+
+    def _ask_digest(
+        self, pool: Pool, url: str, headers: Mapping[str, str], kind: str
+    ) -> str | None:
         """The origin's digest; that it cannot be had is no fault of whoever sent the bytes."""
         try:
-            status, found, _, _ = get_document(self._lookup.pool, url, headers, "HEAD")
+            status, found, _, _ = get_document(pool, url, headers, "HEAD")
         except NETWORK_ERRORS as error:
             log.debug("no digest from %s: %s", name_server(url), explain(error))
             return None

@@ -97,7 +97,9 @@ def check_data(data: str, macros: Mapping[str, str]) -> None:
         if target.scheme != "file":
             check_network(target.discovery or target.url)
         if is_collection(target, request.access, request):
-            log.info("%s: a collection, its size is not known before it is fetched", url)
+            log.info(
+                "%s: a collection, its size is not known before it is fetched", target.identity
+            )
             continue
         size = ask_for_size(target, request)
         total += size

@@ -5,18 +5,20 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dataset import small
+from dataset import checksum, small
 from dataset.folder import RECORD, Ledger
 from dataset.lookup import Options
 from dataset.remote import fetch_urls
 from dataset.request import Request
 from tests.dataset.dav_server import serving_tree
 from tests.dataset.director_server import Decision, directing, name_source
+from tests.dataset.small_server import Handler, running
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
@@ -96,6 +98,35 @@ def test_an_origin_that_cannot_be_reached_for_digests_is_nobodys_fault(tmp_path:
     assert all(source["errors"] == {} for source in summaries[0].sources)
     asked_twice = sum(gets.count(path) > 1 for path in FILES)
     assert asked_twice <= 1  # the first is asked for its size, too
+
+
+class RepeatingOrigin(Handler):
+    """An origin that repeats the first Digest of a connection, as XRootD was seen to do."""
+
+    def do_HEAD(self) -> None:
+        if not hasattr(self, "digest"):
+            self.digest = zlib.adler32(FILES[self.path])
+        self.send_response(200)
+        self.send_header("Digest", f"adler32={self.digest:08x}")
+        self.send_header("Content-Length", str(len(FILES[self.path])))
+        self.end_headers()
+
+
+def test_a_repeated_digest_is_asked_for_again_on_a_new_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checksum, "HAS_CRC32C", False)
+    with serving_tree(FILES) as (root, _), running(RepeatingOrigin) as origin:
+
+        def direct(handler: Any) -> Decision:
+            path, _, query = handler.path.partition("?")
+            return name_source((origin if query == "directread" else root) + path)
+
+        with directing(direct) as federation:
+            request = Request(tmp_path, FAST, federation, environ=NOWHERE)
+            summaries = fetch_urls(["osdf:///ns/many/"], request)
+    assert summaries[0].verified == ["digest of the origin"]
+    assert all(source["errors"] == {} for source in summaries[0].sources)
 
 
 def test_a_held_record_file_is_closed_and_can_be_written_again(tmp_path: Path) -> None:
