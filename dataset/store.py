@@ -171,13 +171,17 @@ class ChunkStore:
 
     def _number(self, source: Source) -> int:
         """A source's number in the journal, where it is named at its first chunk."""
-        with self._lock:
-            if source.label not in self._names:
-                self.journal.add_source(source.label)
-                self._names.append(source.label)
-                if source.etag is not None:
-                    self.journal.add_etag(source.label, source.etag)
-            return self._names.index(source.label)
+        if source.label not in self._names:
+            with self._lock:
+                self._name(source)
+        return self._names.index(source.label)
+
+    def _name(self, source: Source) -> None:
+        if source.label not in self._names:  # not by another thread meanwhile
+            self.journal.add_source(source.label)
+            if source.etag is not None:
+                self.journal.add_etag(source.label, source.etag)
+            self._names.append(source.label)
 
     def _check(self, chunks: range) -> None:
         """Marks arrived chunks as done: at once, or when the checksum of their block is right."""

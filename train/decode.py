@@ -59,7 +59,7 @@ class PilDecoder:
     """Pillow: the pixels that torchvision's transforms give."""
 
     name = "pil"
-    releases_gil = False  # enough of it holds the GIL that worker processes are faster
+    releases_gil = False  # not all the time: with more cores than two its threads would wait
 
     def train(self, data: bytes, name: str, uniforms: Uniforms, out: Pixels) -> None:
         out[:] = decode_train(data, name, out.shape[0], uniforms)
