@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from dataset.connection import NETWORK_ERRORS, Pool, explain, get_document
+from dataset.connection import NETWORK_ERRORS, Pool, explain
+from dataset.document import get_document
 from dataset.errors import DataError, PassingError, UserError
 from dataset.federation import Target, Verdict, speaks_for_federation
 from dataset.lookup import Lookup

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dataset.connection import NETWORK_ERRORS, Pool, explain, get_document
+from dataset.connection import NETWORK_ERRORS, Pool, explain
+from dataset.document import get_document
 from dataset.errors import PassingError, UserError
 from dataset.federation import (
     DISCOVERY_PATH,

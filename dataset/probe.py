@@ -13,7 +13,8 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from dataset.checksum import parse_digest_header
-from dataset.connection import CONNECT_S, NETWORK_ERRORS, Answer, Pool, explain, get_document
+from dataset.connection import CONNECT_S, NETWORK_ERRORS, Answer, Pool, explain
+from dataset.document import get_document
 from dataset.errors import PassingError, UserError
 from dataset.lookup import Lookup
 from dataset.receive import OtherSize, StatusError, check_answer, open_range

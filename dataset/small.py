@@ -13,14 +13,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from dataset import checksum
 from dataset.collection import Entry
-from dataset.connection import (
-    NETWORK_ERRORS,
-    Connection,
-    Pool,
-    ProtocolError,
-    explain,
-    get_document,
-)
+from dataset.connection import NETWORK_ERRORS, Connection, Pool, ProtocolError, explain
+from dataset.document import get_document
 from dataset.folder import Ledger
 from dataset.journal import part_path
 from dataset.lookup import Lookup

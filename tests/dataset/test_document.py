@@ -18,9 +18,9 @@ from dataset.connection import (
     Pool,
     ProtocolError,
     find_place,
-    get_document,
     redirect_target,
 )
+from dataset.document import get_document
 from tests.dataset.small_server import Handler, serving
 
 LIMIT_S = 0.3
