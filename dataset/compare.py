@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dataset.connection import NETWORK_ERRORS, Pool, explain
+from dataset.connection import NETWORK_ERRORS, Answer, Pool, explain
 from dataset.journal import CHUNK, chunk_length
 from dataset.lookup import Lookup
-from dataset.receive import check_answer, fill_view, open_range
+from dataset.receive import PROGRESS_BYTES, check_answer, open_range
 from dataset.sources import MAX_WRONG_BLOCKS, Source
 from dataset.store import ChunkStore
 from dataset.verify import compute_all
@@ -132,7 +132,7 @@ def _compare_run(
         buffer = memoryview(bytearray(CHUNK))
         for chunk in range(first, end):
             view = buffer[: chunk_length(chunk, size)]
-            fill_view(answer, view, lookup.options.stall_s)
+            _fill(answer, view, lookup.options.stall_s)
             with lookup.lock:
                 reference.bytes += len(view)
                 store.waste.compared += len(view)
@@ -151,3 +151,18 @@ def _compare_run(
         else:
             answer.connection.close()
     return mended
+
+
+def _fill(answer: Answer, view: memoryview, stall_s: float) -> None:
+    """Fills the view; an answer that drips is given up as a silent one is."""
+    filled = counted = 0
+    progress_at = time.monotonic()
+    while filled < len(view):
+        got = answer.readinto(view[filled:])
+        if not got:
+            raise OSError("ended early")
+        filled += got
+        if filled - counted >= PROGRESS_BYTES:
+            counted, progress_at = filled, time.monotonic()
+        elif time.monotonic() - progress_at > stall_s:
+            raise TimeoutError("too slow")

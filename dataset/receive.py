@@ -168,21 +168,6 @@ def open_range(
     raise ProtocolError("redirects in a loop")
 
 
-def fill_view(body: Body, view: memoryview, stall_s: float) -> None:
-    """Fills the view where no supervisor watches; a drip ends like a stall."""
-    filled = counted = 0
-    progress_at = time.monotonic()
-    while filled < len(view):
-        got = body.readinto(view[filled:])
-        if not got:
-            raise ProtocolError("ended early")
-        filled += got
-        if filled - counted >= PROGRESS_BYTES:
-            counted, progress_at = filled, time.monotonic()
-        elif time.monotonic() - progress_at > stall_s:
-            raise ProtocolError("stalled")
-
-
 def open_file_range(url: str, start: int) -> FileBody:
     """The bytes of a file:// address from `start` on."""
     return FileBody(Path(unquote(urlsplit(url).path)), start)

@@ -18,7 +18,7 @@ from dataset.document import get_document
 from dataset.folder import Ledger
 from dataset.journal import part_path
 from dataset.lookup import Lookup
-from dataset.receive import StatusError, check_answer, fill_view, open_range
+from dataset.receive import PROGRESS_BYTES, StatusError, check_answer, open_range
 from dataset.sources import Source, name_server
 from dataset.store import DiskError
 
@@ -148,7 +148,7 @@ class SmallFiles:
             answer = open_range(self._lookup.pool, self._lookup, place, 0, entry.size, held.append)
             check_answer(answer, 0, entry.size, entry.size, place)
             data = bytearray(entry.size)
-            fill_view(answer, memoryview(data), self._lookup.options.stall_s)
+            self._read(answer.readinto, memoryview(data))
             keep = answer.release(entry.size)
         finally:
             if held and keep:
@@ -156,6 +156,21 @@ class SmallFiles:
             elif held:
                 held[-1].close()
         return data
+
+    def _read(self, readinto: Callable[[memoryview], int], view: memoryview) -> None:
+        """Fills the view; a drip ends like a stall."""
+        stall_s = self._lookup.options.stall_s
+        filled = counted = 0
+        progress_at = time.monotonic()
+        while filled < len(view):
+            got = readinto(view[filled:])
+            if not got:
+                raise ProtocolError("ended early")
+            filled += got
+            if filled - counted >= PROGRESS_BYTES:
+                counted, progress_at = filled, time.monotonic()
+            if time.monotonic() - progress_at > stall_s:
+                raise ProtocolError("stalled")
 
     def _verify(self, entry: Entry, data: bytearray) -> list[str]:
         """Compares with the origin's digest while it offers any; wrong bytes are an error."""

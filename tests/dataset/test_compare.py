@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -205,6 +206,16 @@ def test_a_reference_that_fails_is_left_after_a_few_tries(
     with federation([CONTENT], CONTENT) as (director, *places), pytest.raises(DataError):
         fetch(director, tmp_path, md5="0" * 32)
     assert asked == [places[1]] * compare.MAX_FAILURES  # all of it came from the cache
+
+
+def test_an_answer_that_drips_is_given_up_while_comparing() -> None:
+    class Dripping:
+        def readinto(self, view: memoryview) -> int:
+            time.sleep(0.01)
+            return 1
+
+    with pytest.raises(TimeoutError):
+        compare._fill(Dripping(), memoryview(bytearray(CHUNK)), stall_s=0.1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_origin", [True, False])

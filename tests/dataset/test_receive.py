@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dataset.connection import ProtocolError
-from dataset.receive import (
-    OtherSize,
-    OtherVersion,
-    StatusError,
-    check_answer,
-    fill_view,
-    read_retry_after,
-)
+from dataset.receive import OtherSize, OtherVersion, StatusError, check_answer, read_retry_after
 from dataset.sources import Source
 
 
@@ -85,19 +77,6 @@ def test_an_etag_that_changes_at_one_source_is_another_version() -> None:
     assert check(reply, etag='"v2"') == 0
     with pytest.raises(OtherVersion):
         check(reply, etag='"v1"')
-
-
-def test_a_body_that_drips_ends_like_a_stall() -> None:
-    class Dripping:
-        def readinto(self, view: memoryview) -> int:
-            time.sleep(0.01)
-            return 1
-
-        def release(self, received: int) -> bool:
-            return False
-
-    with pytest.raises(ProtocolError, match="stalled"):
-        fill_view(Dripping(), memoryview(bytearray(1 << 20)), stall_s=0.1)
 
 
 def test_retry_after_is_a_number_or_a_date() -> None:
