@@ -11,7 +11,7 @@ CLUSTER := slurm or condor or osdf or mpi
 # the end as RERUN, and is a bug to mend; RERUNS=0 shows it at once.
 RERUNS ?= 1
 # Debian packages that tests use beside those that each service installs for itself.
-APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc libc6-dev libjpeg62-turbo-dev
+APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc libc6-dev libjpeg62-turbo-dev iproute2
 .PHONY: help setup system demo test test-unit test-cluster lint format bench plugin soak cluster-up cluster-down clean
 
 help: ## what can be made

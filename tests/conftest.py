@@ -38,6 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wants_soak = config.getoption("--soak")
     reasons = {name: _service(name).missing() for name in SERVICES if _any_marked(items, name)}
     reasons["mpi"] = None if shutil.which("mpirun") or _can_install() else "needs Open MPI"
+    can_make_nodes = os.geteuid() == 0 and shutil.which("ip") is not None
+    reasons["netns"] = None if can_make_nodes else "needs root and iproute2"
     reasons["browser"] = None if shutil.which("chromium") else "needs Chromium (make system)"
     kept, deselected = [], []
     for item in items:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dataset.errors import CRASH, PassingError
+from train.interfaces import choose_interfaces, find_own_address
 from train.launch import Launch
 from train.rendezvous import connect
 
@@ -37,7 +38,10 @@ class Comm:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         timeout = timedelta(seconds=timeout_s)
         self._store = connect(launch, timeout)
+        own_address = find_own_address(self._store) if launch.num_nodes > 1 else None
         self._wait_for_all(timeout_s)
+        if launch.num_nodes > 1:
+            choose_interfaces(self._store, own_address, os.environ)
         dist.init_process_group(
             backend, store=self._store, rank=self.rank, world_size=self.world_size, timeout=timeout
         )

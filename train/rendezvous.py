@@ -30,7 +30,8 @@ def connect(launch: Launch, timeout: timedelta) -> Any:
 
 def _join_store(launch: Launch, timeout: timedelta) -> Any:
     """The store at MASTER_ADDR; torchrun's agent already serves it, unless it says otherwise."""
-    host, port = os.environ["MASTER_ADDR"], read_whole(os.environ, "MASTER_PORT")
+    master, port = os.environ["MASTER_ADDR"], read_whole(os.environ, "MASTER_PORT")
+    host = resolve_host(master)
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = TCPStore(
@@ -45,7 +46,7 @@ def _join_store(launch: Launch, timeout: timedelta) -> Any:
         doing = "serve" if launch.is_main and not hosted else "reach"
         reason = str(error).splitlines()[0][:150]
         raise PassingError(
-            f"rank {launch.rank} cannot {doing} the rendezvous at MASTER_ADDR={host} "
+            f"rank {launch.rank} cannot {doing} the rendezvous at MASTER_ADDR={master} "
             f"MASTER_PORT={port}: {reason}; is the port taken, or did rank 0 not start?"
         ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -143,6 +144,8 @@ def resolve_host(name: str) -> str:
         return name
     except socket.gaierror:
         pass
+    if name.partition(".")[0] == socket.gethostname().partition(".")[0]:
+        return "127.0.0.1"  # a node that does not know its own name
     try:
         shown = subprocess.run(
             ["scontrol", "--oneliner", "show", "node", name],
