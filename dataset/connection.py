@@ -14,6 +14,7 @@ from typing import cast
 from urllib.parse import quote, urlsplit
 
 from dataset.federation import is_address, join_address
+from dataset.framing import ChunkedBody, ProtocolError, is_chunked, read_length
 from dataset.tls import tls_context
 from dataset.tokens import redact
 
@@ -26,10 +27,6 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 REDIRECTS = (301, 302, 303, 307, 308)
 # What a transfer may meet on the way to a server; all of it is a passing failure.
 NETWORK_ERRORS = (OSError, http.client.HTTPException, ssl.SSLError)
-
-
-class ProtocolError(OSError):
-    """An answer that breaks the rules of HTTP or is not what was asked for."""
 
 
 Place = tuple[str, str, int]  # scheme, host, port
@@ -126,30 +123,44 @@ class Answer:
         for name, value in response.getheaders():  # a repeated one goes on in the same list
             before = self.headers.get(name.lower())
             self.headers[name.lower()] = f"{before}, {value}" if before else value
-        self.length: int | None = response.length
         self._response = response
+        self._chunks: ChunkedBody | None = None
+        self.length = read_length(self.headers)
+        if is_chunked(self.headers):
+            self.length = None  # of the two, chunks count
+            self._chunks = ChunkedBody(response.fp) if response.fp is not None else None
+        elif response.length == 0:  # to HEAD, or a status without a body
+            self.length = 0
 
     def readinto(self, view: memoryview) -> int:
         """Bytes of one receive into the view; 0 at the end. Returns early rather than waiting."""
-        response = self._response
-        if response.chunked or response.fp is None:
-            data = response.read1(len(view))
-            view[: len(data)] = data
-            return len(data)
+        if self._chunks is not None:
+            return self._chunks.readinto(view)
+        if self._response.fp is None:
+            return 0
         # HTTPResponse.readinto waits until the view is full, which would hide a stall.
-        return response.fp.readinto1(view)
+        return self._response.fp.readinto1(view)
 
     def read_all(self, on_piece: Callable[[], None] = lambda: None) -> bytes:
         """The whole body of a small document; `on_piece` is called for every 16 KiB of it."""
         body = bytearray()
-        while piece := self._response.read(PIECE_BYTES):
+        while piece := self._read_piece():
             body += piece
             on_piece()
             if len(body) > MAX_DOCUMENT:
                 raise ProtocolError(f"an answer of more than {MAX_DOCUMENT >> 20} MiB")
-        if self.length is not None and len(body) != self.length and self._response.length:
+        if self.length is not None and len(body) != self.length:
             raise ProtocolError(f"the answer ended after {len(body)} of {self.length} bytes")
         return bytes(body)
+
+    def _read_piece(self) -> bytes:
+        """The next 16 KiB; less at the end of the body alone."""
+        if self._chunks is None:
+            return self._response.read(PIECE_BYTES)
+        piece, filled = memoryview(bytearray(PIECE_BYTES)), 0
+        while filled < len(piece) and (got := self._chunks.readinto(piece[filled:])):
+            filled += got
+        return bytes(piece[:filled])
 
     def release(self, received: int) -> bool:
         """Ends the answer after `received` bytes; True when its connection can be used again."""

@@ -15,10 +15,10 @@ from dataset.connection import (
     Answer,
     Connection,
     Pool,
-    ProtocolError,
     find_place,
     redirect_target,
 )
+from dataset.framing import ProtocolError
 from dataset.tokens import redact
 
 WATCH_S = 0.1

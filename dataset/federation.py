@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from urllib.parse import SplitResult, parse_qs, quote, unquote, urljoin, urlspli
 
 from dataset.errors import UserError
 from dataset.tokens import drop_signature, redact
+from dataset.untrusted import parse_count, parse_json
 
 OSDF_DISCOVERY = "https://osg-htc.org"
 DISCOVERY_PATH = "/.well-known/pelican-configuration"
@@ -126,7 +126,7 @@ def parse_federation(text: str) -> str:
 def parse_discovery(body: bytes, where: str) -> str:
     """The director's address out of a discovery document; ValueError when there is none."""
     try:
-        endpoint = json.loads(body)["director_endpoint"]
+        endpoint = parse_json(body)["director_endpoint"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{where} names no director (is it a Pelican federation?)") from None
     if not isinstance(endpoint, str) or not endpoint:
@@ -218,7 +218,10 @@ def drop_authz(url: str) -> str:
 
 
 def _number(text: str | None, default: int) -> int:
-    return int(text) if text and text.isdigit() else default
+    try:
+        return parse_count(text or "")
+    except ValueError:
+        return default
 
 
 class Verdict(enum.Enum):

@@ -16,8 +16,15 @@ from dataset.checksum import parse_digest_header
 from dataset.connection import CONNECT_S, NETWORK_ERRORS, Answer, Pool, explain
 from dataset.document import get_document
 from dataset.errors import PassingError, UserError
+from dataset.framing import ProtocolError
 from dataset.lookup import Lookup
-from dataset.receive import OtherSize, StatusError, check_answer, open_range
+from dataset.receive import (
+    OtherSize,
+    StatusError,
+    check_answer,
+    open_range,
+    parse_content_range,
+)
 from dataset.sources import Source, name_server
 from dataset.tokens import is_loopback
 
@@ -196,16 +203,17 @@ def ask_size(lookup: Lookup, source: Source) -> int:
         answer = open_range(lookup.pool, lookup, source, 0, 1)
         check_answer(answer, 0, 1, None, source)
         if answer.status == 206:
-            size = int(answer.headers["content-range"].rpartition("/")[2])
-            byte = memoryview(bytearray(1))
-            if answer.readinto(byte) == 1 and answer.release(1):
+            size = parse_content_range(answer)[2]
+            if answer.readinto(memoryview(bytearray(1))) != 1:
+                raise ProtocolError("ended early")
+            if answer.release(1):
                 lookup.pool.give(answer.connection)
                 answer = None
             return size
         assert answer.length is not None  # checked by check_answer
         return answer.length
     except OtherSize as error:  # 416: there is no first byte
-        return int(str(error).split()[0])
+        return error.size
     finally:
         if answer is not None:
             answer.connection.close()

@@ -18,13 +18,15 @@ from dataset.connection import (
     Answer,
     Connection,
     Pool,
-    ProtocolError,
     redirect_target,
 )
+from dataset.framing import ProtocolError
 from dataset.journal import CHUNK, chunk_length
 from dataset.lookup import Lookup
 from dataset.sources import Source
+from dataset.untrusted import parse_count, shorten
 
+MAX_DATE_CHARS = 64
 PROGRESS_BYTES = 16 << 10  # less than this within the stall time is a drip, not progress
 
 
@@ -39,6 +41,10 @@ class StatusError(OSError):
 
 class OtherSize(OSError):
     """A server has an object of another size under this name."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes")
+        self.size = size
 
 
 class OtherVersion(OSError):
@@ -70,8 +76,7 @@ class FileBody:
         return False
 
 
-_CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+)$", re.IGNORECASE)
-_UNSATISFIED = re.compile(r"bytes\s+\*/(\d+)$", re.IGNORECASE)
+_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+)\s*", re.IGNORECASE)
 
 
 def check_answer(answer: Answer, start: int, end: int, size: int | None, source: Source) -> int:
@@ -81,9 +86,9 @@ def check_answer(answer: Answer, start: int, end: int, size: int | None, source:
     Content-Range other than asked for, another size of the object, more or fewer bytes.
     """
     if answer.status == 416:
-        total = _UNSATISFIED.match(answer.headers.get("content-range", ""))
-        if total and (size is None or int(total[1]) != size):
-            raise OtherSize(f"{total[1]} bytes")
+        first, _, total = parse_content_range(answer)
+        if first is None and total <= start and total != size:
+            raise OtherSize(total)
         raise ProtocolError("416 for a range inside the object")
     if answer.status not in (200, 206):
         raise StatusError(answer.status, read_retry_after(answer.headers, time.time()))
@@ -96,25 +101,47 @@ def check_answer(answer: Answer, start: int, end: int, size: int | None, source:
     if answer.status == 200:
         if _is_page(answer):
             raise ProtocolError("an HTML page instead of the object; is a login needed?")
+        if "content-range" in answer.headers:
+            raise ProtocolError("200 with a Content-Range: whole or part?")
         if size is not None and answer.length is not None and answer.length != size:
             if source.gave_range:  # a maintenance page, perhaps: it says nothing of the object
                 raise ProtocolError(f"200 and {answer.length} bytes instead of a range")
-            raise OtherSize(f"{answer.length} bytes")
+            raise OtherSize(answer.length)
         if answer.length is None:
             raise ProtocolError("200 without a length")
         source.has_ranges = False
         return start
-    found = _CONTENT_RANGE.match(answer.headers.get("content-range", ""))
-    if not found:
-        raise ProtocolError("206 without a proper Content-Range")
-    if size is not None and int(found[3]) != size:
-        raise OtherSize(f"{found[3]} bytes")
-    if (int(found[1]), int(found[2])) != (start, end - 1):
+    _check_range(answer, start, end, size)
+    source.gave_range = True
+    return 0
+
+
+def _check_range(answer: Answer, start: int, end: int, size: int | None) -> None:
+    """Raises unless a 206 is bytes [start, end) of an object of that size, as one part."""
+    if answer.headers.get("content-type", "").lower().startswith("multipart/byteranges"):
+        raise ProtocolError("206 in several parts")
+    first, last, total = parse_content_range(answer)
+    if first is None or last is None or not first <= last < total:
+        raise ProtocolError(f"Content-Range {shorten(answer.headers['content-range'])}")
+    if size is not None and total != size:
+        raise OtherSize(total)
+    if (first, last) != (start, end - 1):
         raise ProtocolError("wrong Content-Range")
     if answer.length is not None and answer.length != end - start:
         raise ProtocolError("wrong Content-Length")
-    source.gave_range = True
-    return 0
+
+
+def parse_content_range(answer: Answer) -> tuple[int | None, int | None, int]:
+    """(first byte, last byte, size of the object); no bytes where a range has none of them."""
+    text = answer.headers.get("content-range", "")
+    found = _CONTENT_RANGE.fullmatch(text)
+    if not found:
+        raise ProtocolError(f"{answer.status} without a proper Content-Range")
+    try:
+        first, last = (parse_count(n) if n else None for n in found.groups()[:2])
+        return first, last, parse_count(found[3])
+    except ValueError:
+        raise ProtocolError(f"Content-Range {shorten(text)}") from None
 
 
 def _own_etag(answer: Answer, source: Source) -> str | None:
@@ -134,11 +161,15 @@ def _is_page(answer: Answer) -> bool:
 def read_retry_after(headers: Mapping[str, str], now: float) -> float:
     """Seconds of a Retry-After header, given as a number or as a date; 0 without one."""
     text = headers.get("retry-after", "").strip()
-    if text.isdigit():
-        return float(text)
+    try:
+        return float(parse_count(text))
+    except ValueError:
+        pass
+    if len(text) > MAX_DATE_CHARS:
+        return 0.0
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, IndexError, OverflowError):
         return 0.0
 
 

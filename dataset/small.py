@@ -13,9 +13,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 from dataset import checksum
 from dataset.collection import Entry
-from dataset.connection import NETWORK_ERRORS, Connection, Pool, ProtocolError, explain
+from dataset.connection import NETWORK_ERRORS, Connection, Pool, explain
 from dataset.document import get_document
 from dataset.folder import Ledger
+from dataset.framing import ProtocolError
 from dataset.journal import part_path
 from dataset.lookup import Lookup
 from dataset.receive import PROGRESS_BYTES, StatusError, check_answer, open_range

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import ipaddress
-import json
 import netrc
 import re
 import time
@@ -13,8 +12,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dataset.errors import UserError
+from dataset.untrusted import parse_json
 
 Logins = netrc.netrc
+_LAST_DATE_S = 253402300799.0  # the end of the year 9999: later ones cannot be printed
 # The parts of a signed address that open it to whoever reads them.
 _SIGNATURES = (
     *("x-amz-signature", "x-amz-credential", "x-amz-security-token"),
@@ -140,7 +141,7 @@ def _read_token(path: Path) -> Iterator[str]:
         return
     if text.startswith("{"):
         try:
-            text = str(json.loads(text).get("access_token", ""))
+            text = str(parse_json(text).get("access_token", ""))
         except ValueError:
             text = ""
     if text and not any(c.isspace() for c in text):
@@ -154,9 +155,10 @@ def read_expiry(token: str) -> float | None:
         return None
     try:
         payload = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
-        return float(json.loads(payload)["exp"])
-    except (ValueError, KeyError, TypeError):
+        expiry = float(parse_json(payload)["exp"])
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
+    return expiry if 0 <= expiry <= _LAST_DATE_S else None
 
 
 def read_logins(environ: Mapping[str, str], file: Path | None = None) -> Logins | None:

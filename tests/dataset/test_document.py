@@ -16,11 +16,11 @@ from dataset.connection import (
     NETWORK_ERRORS,
     Connection,
     Pool,
-    ProtocolError,
     find_place,
     redirect_target,
 )
 from dataset.document import get_document
+from dataset.framing import ProtocolError
 from tests.dataset.small_server import Handler, serving
 
 LIMIT_S = 0.3

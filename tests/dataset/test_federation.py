@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dataset.errors import UserError
 from dataset.federation import (
     OSDF_DISCOVERY,
+    Link,
     Namespace,
     Verdict,
     drop_authz,
@@ -175,6 +176,12 @@ def test_links_of_another_relation_or_scheme_are_left_out() -> None:
     assert [link.url for link in parse_links(value)] == ["https://c/x"]
 
 
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "-1", "1e3"])
+def test_a_priority_or_depth_that_is_no_number_is_as_if_it_were_not_there(number: str) -> None:
+    value = f"<https://a/x>; rel=duplicate; pri={number}; depth={number}, {LINK}"
+    assert parse_links(value)[0] == Link("https://a/x", 1, 0)
+
+
 @given(st.text())
 def test_no_link_header_can_crash_the_parser(value: str) -> None:
     assert all(link.url.startswith("http") for link in parse_links(value))
@@ -235,7 +242,15 @@ def test_the_discovery_document_names_the_director() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"<html>", b"{}", b"[]", b'{"director_endpoint": 3}', b'{"director_endpoint": "x://"}']
+    "body",
+    [
+        b"<html>",
+        b"{}",
+        b"[]",
+        b'{"director_endpoint": 3}',
+        b'{"director_endpoint": "x://"}',
+        b"[" * 100_000,
+    ],
 )
 def test_a_discovery_document_without_a_director_says_where(body: bytes) -> None:
     with pytest.raises(ValueError, match="here"):

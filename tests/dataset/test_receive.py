@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataset.connection import ProtocolError
+from dataset.framing import ProtocolError
 from dataset.receive import OtherSize, OtherVersion, StatusError, check_answer, read_retry_after
 from dataset.sources import Source
 
@@ -44,6 +44,11 @@ def test_a_whole_object_is_read_up_to_the_range() -> None:
         (answer(200, None), OSError),
         (answer(416, 0, content_range="bytes */50"), OtherSize),
         (answer(416, 0), OSError),
+        (answer(416, 0, content_range="bytes */1000"), ProtocolError),
+        (answer(416, 0, content_range="bytes */500"), ProtocolError),
+        (answer(206, 100, content_range="bytes 100-199/0"), ProtocolError),
+        (answer(206, 100, content_range="bytes 100-199/199"), ProtocolError),
+        (answer(206, 100, content_range="bytes */1000"), ProtocolError),
         (answer(206, 100, content_range="bytes 100-199/1000", content_encoding="gzip"), OSError),
         (answer(503, 0), StatusError),
         (answer(304, 0), StatusError),
@@ -82,5 +87,6 @@ def test_an_etag_that_changes_at_one_source_is_another_version() -> None:
 def test_retry_after_is_a_number_or_a_date() -> None:
     assert read_retry_after({"retry-after": "7"}, 0.0) == 7
     assert read_retry_after({"retry-after": "Thu, 01 Jan 1970 00:01:00 GMT"}, 20.0) == 40
-    assert read_retry_after({"retry-after": "soon"}, 0.0) == 0
+    for text in ("soon", "²", "9" * 5000, "-1", "Thu, 01 Jan 99999999999999999999 00:00:00 GMT"):
+        assert read_retry_after({"retry-after": text}, 0.0) == 0
     assert read_retry_after({}, 0.0) == 0

@@ -151,3 +151,19 @@ def test_only_a_netrc_that_was_named_must_be_there(tmp_path: Path) -> None:
     assert read_logins({"HOME": str(tmp_path)}) is None
     with pytest.raises(UserError, match="no such file"):
         read_logins({}, tmp_path / "none")
+
+
+@pytest.mark.parametrize("exp", ["1e400", "1e300", "-1e300", "[" * 5000, "9" * 5000, "[]"])
+def test_an_absurd_expiry_is_none(exp: str, tmp_path: Path) -> None:
+    payload = base64.urlsafe_b64encode(f'{{"exp": {exp}}}'.encode()).decode().rstrip("=")
+    token = f"e30.{payload}.x"
+    (tmp_path / "token").write_text(token)
+    store = TokenStore({}, tmp_path / "token")
+    assert store.token == token
+    assert "not accepted" in store.describe()
+
+
+def test_a_token_file_of_hostile_json_holds_no_token(tmp_path: Path) -> None:
+    for text in ('{"a":' * 5000, '{"access_token": ' + "9" * 5000 + "}"):
+        (tmp_path / "token").write_text(text)
+        assert TokenStore({}, tmp_path / "token").token is None
