@@ -11,7 +11,8 @@ from dataset.member_names import show
 BLOCK = 512
 ENDLESS = 1 << 62  # the end of a stream whose length is not known
 _ZERO_BLOCK = bytes(BLOCK)
-_MAX_EXTENSION = 1 << 20  # a long name or pax record beyond 1 MiB is damage, not a name
+_MAX_EXTENSION = 1 << 20  # long names and pax records of one file beyond 1 MiB are damage
+_MAX_DIGITS = 7  # of a pax record's length
 _MAX_PADDING = 16 << 20  # tar pads to its record size: 10 KiB by default, 1 MiB with -b 2048
 _REFUSED = {
     b"1": "a hard link",
@@ -65,6 +66,7 @@ def read_entry(pread: Pread, position: int, end: int, what: str) -> Entry | None
     """
     name: bytes | None = None
     size: int | None = None
+    first = position
     while True:
         header = _read_header(pread, position, end, what)
         if header == _ZERO_BLOCK:
@@ -77,6 +79,11 @@ def read_entry(pread: Pread, position: int, end: int, what: str) -> Entry | None
         data = position + BLOCK
         if kind in (b"L", b"K", b"x", b"g"):
             length = _parse_number(header[124:136], position, what)
+            if data + length - first > _MAX_EXTENSION:
+                raise DataError(
+                    f"{what}: name records of {data + length - first} bytes at byte {first}, "
+                    f"more than {_MAX_EXTENSION}; the archive is damaged"
+                )
             text = _read_extension(pread, data, length, end, what)
             if kind == b"L":
                 name = text.split(b"\0", 1)[0]
@@ -138,8 +145,6 @@ def _check_padding(pread: Pread, marker: int, end: int, what: str) -> None:
 
 
 def _read_extension(pread: Pread, position: int, length: int, end: int, what: str) -> bytes:
-    if length > _MAX_EXTENSION:
-        raise DataError(f"{what}: a name record of {length} bytes at byte {position - BLOCK}")
     text = pread(length, position) if position + length <= end else b""
     if len(text) < length:
         raise DataError(f"{what}: truncated inside a name record at byte {position - BLOCK}")
@@ -149,16 +154,16 @@ def _read_extension(pread: Pread, position: int, length: int, end: int, what: st
 def parse_pax(text: bytes, position: int, what: str) -> dict[bytes, bytes]:
     """The keywords of a pax extended header: records of the form "LENGTH KEY=VALUE newline"."""
     records: dict[bytes, bytes] = {}
-    rest = text
-    while rest.strip(b"\0"):
-        digits, space, _ = rest.partition(b" ")
-        length = int(digits) if digits.isdigit() and len(digits) < 8 else 0
-        record = rest[len(digits) + 1 : length]
-        key, equals, value = record.partition(b"=")
-        if not (space and equals and value.endswith(b"\n")) or length > len(rest):
+    start, end = 0, len(text.rstrip(b"\0"))
+    while start < end:  # by position: a copy of the rest for each record takes quadratic time
+        space = text.find(b" ", start, start + _MAX_DIGITS + 1)
+        digits = text[start : max(start, space)]
+        stop = start + (int(digits) if digits.isdigit() else 0)
+        equals = text.find(b"=", space, stop)
+        if space < 0 or equals < 0 or text[stop - 1 : stop] != b"\n":
             raise DataError(f"{what}: a broken pax header at byte {position}; fetch it again")
-        records[key] = value[:-1]
-        rest = rest[length:]
+        records[text[space + 1 : equals]] = text[equals + 1 : stop - 1]
+        start = stop
     if any(key.startswith(b"GNU.sparse") for key in records):
         raise DataError(f"{what}: a sparse file at byte {position}; only plain files are read")
     return records
