@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 from dataset.connection import NETWORK_ERRORS, Pool, explain
 from dataset.document import get_document
@@ -19,22 +16,15 @@ from dataset.federation import Target, Verdict, speaks_for_federation
 from dataset.lookup import Lookup
 from dataset.receive import read_retry_after
 from dataset.sources import MAX_RETRY_AFTER_S
+from dataset.webdav import Entry, parse_listing
 
 log = logging.getLogger("trainyard.fetch")
 
 MAX_FILES = 2_000_000  # an ImageNet folder has 1.3 million
-MAX_DEPTH = 32
+MAX_FOLDERS = 100_000  # and 2,000 folders
+MAX_DEPTH = 128  # folders in one another
 FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0
 SILENCE = 3  # a large folder is read before its first byte is sent: so many stall times
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One member of a collection; `path` is percent-encoded, from the root of the federation."""
-
-    path: str
-    size: int
-    is_folder: bool
 
 
 class NoListing(OSError):
@@ -59,33 +49,6 @@ def _pick_wait(num_tries: int, retry_after_s: float) -> float:
     """Seconds before the next try: longer every time, and as long as the server wants."""
     wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(num_tries, 8)) * random.uniform(0.5, 1.0)
     return max(wait_s, min(retry_after_s, MAX_RETRY_AFTER_S))
-
-
-def parse_listing(body: bytes, folder: str) -> list[Entry]:
-    """The members of a folder from a WebDAV answer; ValueError when it is none.
-
-    The folder keeps the user's spelling: a server may write = + @ : , ( ) as they are or encoded.
-    """
-    try:
-        root = ElementTree.fromstring(body)
-    except ElementTree.ParseError as error:
-        raise ValueError(f"not a listing ({error})") from None
-    entries = []
-    for response in root.iter("{DAV:}response"):
-        href = _decode(urlsplit(response.findtext("{DAV:}href", "")).path)
-        parent, _, name = href.rpartition("/")
-        if parent != _decode(folder) or name in ("", ".", "..") or "\0" in name:
-            continue  # the folder itself; and nothing from elsewhere is believed
-        path = f"{folder.rstrip('/')}/{quote(name)}"
-        is_folder = response.find(".//{DAV:}collection") is not None
-        size = response.findtext(".//{DAV:}getcontentlength", "0")
-        entries.append(Entry(path, 0 if is_folder else int(size), is_folder))
-    return sorted(entries, key=lambda entry: entry.path)
-
-
-def _decode(path: str) -> str:
-    """A path as it is compared: not encoded, with single slashes and none at the end."""
-    return re.sub("/+", "/", unquote(path)).rstrip("/")
 
 
 def has_collection_form(target: Target) -> bool:
@@ -123,19 +86,36 @@ class Lister:
         return any(entry.is_folder for entry in entries)
 
     def walk(self) -> Iterator[Entry]:
-        """Every file below the target, folder by folder."""
+        """Every file below the target, folder by folder.
+
+        A folder that contains itself has no end: depth, folders, files and the time without a new
+        file are bounded, and beyond a bound nothing is fetched rather than a part.
+        """
         folders = [(self._target.path.rstrip("/"), 0)]
-        num_files = 0
+        num_files, num_folders, last_file_at = 0, 1, time.monotonic()
         while folders:
             folder, depth = folders.pop()
+            self._lookup.check_time(
+                time.monotonic(), last_file_at, "file", self._target, f"{num_folders} folders"
+            )
             for entry in self._list(folder):
-                if entry.is_folder and depth < MAX_DEPTH:
+                if entry.is_folder:
+                    num_folders += 1
                     folders.append((entry.path, depth + 1))
-                elif not entry.is_folder:
-                    num_files += 1
+                else:
+                    num_files, last_file_at = num_files + 1, time.monotonic()
                     yield entry
-                if num_files > MAX_FILES:
-                    raise UserError(f"more than {MAX_FILES} files below {self._target.identity}")
+                self._check_bounds(entry, depth, num_folders, num_files)
+
+    def _check_bounds(self, entry: Entry, depth: int, num_folders: int, num_files: int) -> None:
+        name = self._target.identity
+        fix = "does a folder contain itself? fetch its subfolders one by one"
+        if entry.is_folder and depth >= MAX_DEPTH:
+            end = unquote(entry.path)[-60:]
+            raise UserError(f"{name} has folders more than {MAX_DEPTH} deep (...{end}); {fix}")
+        if num_folders > MAX_FOLDERS or num_files > MAX_FILES:
+            what = f"{MAX_FILES} files" if num_files > MAX_FILES else f"{MAX_FOLDERS} folders"
+            raise UserError(f"{name} has more than {what}; {fix}")
 
     def list_top(self) -> list[Entry]:
         """The members of the target itself, folders too."""

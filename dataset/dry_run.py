@@ -16,7 +16,11 @@ def describe_sources(target: Target, request: Request) -> list[str]:
         check_network(target.discovery or target.url)
     if is_collection(target, request.access, request):
         files = list_files(target, request.access, request.options, request.out)
-        return [f"{target.identity}: {len(files)} files, {sum(e.size for e, _ in files)} bytes"]
+        num_bytes = sum(entry.size or 0 for entry, _ in files)
+        unknown = sum(entry.size is None for entry, _ in files)
+        note = f", {unknown} more of unknown size" if unknown else ""
+        known = len(files) - unknown
+        return [f"{target.identity}: {known} files, {num_bytes} bytes{note}"]
     pool = Pool(request.options.stall_s)
     lookup = Lookup(target, request.access, request.options, pool)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dataset.byte_meter import ByteMeter
-from dataset.collection import Entry, Lister, has_collection_form, looks_like_object
+from dataset.collection import Lister, has_collection_form, looks_like_object
 from dataset.connection import NETWORK_ERRORS, Pool
 from dataset.errors import CommandError, UserError
 from dataset.federation import Target, Verdict
@@ -22,6 +22,7 @@ from dataset.progress import Display
 from dataset.request import Request
 from dataset.small import SMALL_BYTES, SmallFiles
 from dataset.summary import Summary
+from dataset.webdav import Entry
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -173,11 +174,11 @@ def fetch_collection(
     missing = [(entry, path) for entry, path in todo if not path.exists()]
     if missing:
         disk = root if root.is_dir() else request.out
-        check_space_of_all(disk, [(path, entry.size) for entry, path in missing])
+        check_space_of_all(disk, [(path, entry.size or 0) for entry, path in missing])
     for folder in sorted({path.parent for _, path in todo}):
         make_folder(folder)
-    summary = Summary(target.identity, str(root), sum(entry.size for entry, _ in files))
-    small = [(entry, path) for entry, path in missing if entry.size <= SMALL_BYTES]
+    summary = Summary(target.identity, str(root), sum(entry.size or 0 for entry, _ in files))
+    small = [(e, p) for e, p in missing if e.size is not None and e.size <= SMALL_BYTES]
     chosen = {id(entry) for entry, _ in small}
     large = [(entry, path) for entry, path in todo if id(entry) not in chosen]
     if small:
@@ -221,7 +222,7 @@ def _fetch_small(
     try:
         find_size(first)
         with ByteMeter(f"{target.name}, small files", sys.stderr) as meter:
-            meter.start(sum(entry.size for entry, _ in files))
+            meter.start(sum(entry.size or 0 for entry, _ in files))
             fetcher = SmallFiles(first, files[0][0].path, files, ledger, meter.update)
             fetcher.run()
     finally:

@@ -12,16 +12,17 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from dataset import checksum
-from dataset.collection import Entry
 from dataset.connection import NETWORK_ERRORS, Connection, Pool, explain
 from dataset.document import get_document
 from dataset.folder import Ledger
 from dataset.framing import ProtocolError
 from dataset.journal import part_path
 from dataset.lookup import Lookup
+from dataset.probe import ask_size
 from dataset.receive import PROGRESS_BYTES, StatusError, check_answer, open_range
 from dataset.sources import Source, name_server
 from dataset.store import DiskError
+from dataset.webdav import Entry
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -119,8 +120,8 @@ class SmallFiles:
             if problem:
                 self._lookup.sources.failed(source, time.monotonic(), problem)
             else:
-                source.bytes += entry.size
-                self._lookup.sources.delivered(source, entry.size, time.monotonic() - began)
+                source.bytes += entry.size or 0
+                self._lookup.sources.delivered(source, entry.size or 0, time.monotonic() - began)
         if problem:
             log.debug("%s: %s", entry.path, problem)
             self._retry(entry, path, tries + 1)
@@ -140,17 +141,20 @@ class SmallFiles:
         return parts._replace(path=prefix + entry.path).geturl()
 
     def _get(self, entry: Entry, source: Source) -> bytearray:
-        if entry.size == 0:
-            return bytearray()
         place = Source(self._at(source.url, entry), source.label, source.wants_token)
+        size = entry.size or 0
+        if not size:  # a listing that says 0 makes no empty file by itself
+            if ask_size(self._lookup, place) != 0:
+                raise ProtocolError("has bytes where the listing says 0")
+            return bytearray()
         held: list[Connection] = []
         keep = False
         try:
-            answer = open_range(self._lookup.pool, self._lookup, place, 0, entry.size, held.append)
-            check_answer(answer, 0, entry.size, entry.size, place)
-            data = bytearray(entry.size)
+            answer = open_range(self._lookup.pool, self._lookup, place, 0, size, held.append)
+            check_answer(answer, 0, size, size, place)
+            data = bytearray(size)
             self._read(answer.readinto, memoryview(data))
-            keep = answer.release(entry.size)
+            keep = answer.release(size)
         finally:
             if held and keep:
                 self._lookup.pool.give(held[-1])

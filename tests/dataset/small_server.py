@@ -14,6 +14,7 @@ class Handler(BaseHTTPRequestHandler):
     """Serves one object with ranges; `misbehave` may take over a request."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer on a kept connection waits for 40 ms
     content = b""
     misbehave: Callable[[Handler], bool] = staticmethod(lambda handler: False)
     seen: ClassVar[list[dict[str, str]]] = []

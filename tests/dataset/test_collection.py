@@ -5,24 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 
 from dataset import collection
-from dataset.collection import (
-    Entry,
-    Lister,
-    has_collection_form,
-    looks_like_object,
-    parse_listing,
-)
+from dataset.collection import Lister, has_collection_form, looks_like_object
 from dataset.connection import Pool
 from dataset.errors import PassingError, UserError
 from dataset.federation import parse_target
 from dataset.lookup import Access, Lookup, Options
 from dataset.tokens import TokenStore
+from dataset.webdav import Entry, parse_listing
 from tests.dataset.dav_server import TreeHandler
 from tests.dataset.director_server import directing, name_source
 from tests.dataset.small_server import running
@@ -82,6 +77,52 @@ def test_nothing_outside_the_folder_is_believed(href: str) -> None:
 def test_a_page_that_is_no_listing_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match="not a listing"):
         parse_listing(body, "/ns/d")
+
+
+PROPS = "<D:propstat><D:prop>{}</D:prop><D:status>HTTP/1.1 {}</D:status></D:propstat>"
+BARE = "<D:response><D:href>{}</D:href>{}</D:response>"
+
+
+@pytest.mark.parametrize(
+    "props",
+    [
+        *("", PROPS.format("", "200 OK"), PROPS.format("<D:getcontentlength/>", "200 OK")),
+        PROPS.format("<D:getcontentlength/>", "404 Not Found"),
+        PROPS.format("<D:getcontentlength>0</D:getcontentlength>", "403 Forbidden"),
+    ],
+)
+def test_a_size_that_is_not_told_is_unknown_and_not_0(props: str) -> None:
+    assert parse_listing(listing(BARE.format("/d/x", props)), "/d") == [Entry("/d/x", None, False)]
+
+
+def test_a_path_with_a_slash_at_its_end_is_a_folder_where_no_types_are_told() -> None:
+    assert parse_listing(listing(BARE.format("/d/x/", "")), "/d") == [Entry("/d/x", 0, True)]
+
+
+@pytest.mark.parametrize("size", ["-3", "\u00b2", "1e3", "9" * 5000, "5 bytes"])
+def test_a_size_that_is_no_number_is_refused(size: str) -> None:
+    with pytest.raises(ValueError, match="number"):
+        parse_listing(listing(FILE.format("/d/x", size)), "/d")
+
+
+def test_a_member_that_the_server_could_not_read_is_not_left_out() -> None:
+    refused = BARE.format("/d/x", "<D:status>HTTP/1.1 403 Forbidden</D:status>")
+    with pytest.raises(ValueError, match="403"):
+        parse_listing(listing(refused), "/d")
+
+
+def test_a_member_that_is_named_twice_is_one_or_an_error() -> None:
+    twice = listing(FILE.format("/d/x%41", 1), FILE.format("/d/xA", 1))
+    assert parse_listing(twice, "/d") == [Entry("/d/xA", 1, False)]
+    for other in (FILE.format("/d/x", 2), FOLDER.format("/d/x")):
+        with pytest.raises(ValueError, match="twice"):
+            parse_listing(listing(FILE.format("/d/x", 1), other), "/d")
+
+
+@pytest.mark.parametrize("piece", ["<a>", "<a/>"])
+def test_a_listing_without_end_is_refused_before_it_is_read_whole(piece: str) -> None:
+    with pytest.raises(ValueError, match="too many elements"):
+        parse_listing(f'<m xmlns="DAV:"><response>{piece * 100_000}'.encode(), "/d")
 
 
 def test_a_listing_with_entities_cannot_grow() -> None:
@@ -222,3 +263,76 @@ def test_a_server_without_listings_does_not_keep_an_object_waiting() -> None:
     patient = Options(stall_s=1.0, give_up_s=60.0, missing_s=60.0)
     with failing_lister(lambda handler: 405, options=patient) as lister:
         assert not lister.is_collection()
+
+
+class EndlessHandler(TreeHandler):
+    """A collection whose every folder holds the same members."""
+
+    members: tuple[str, ...] = ()
+    num_listings = 0
+
+    def do_PROPFIND(self) -> None:
+        type(self).num_listings += 1
+        path = self.path.rstrip("/")
+        members = [member.format(f"{path}/m{i}") for i, member in enumerate(self.members)]
+        self.answer(207, listing(FOLDER.format(path + "/"), *members))
+
+
+@contextmanager
+def endless_lister(*members: str, options: Options = FAST) -> Iterator[Lister]:
+    with running(EndlessHandler, members=members) as tree:
+        target = parse_target(f"{tree}/d")
+        access = Access(NOWHERE, TokenStore(NOWHERE))
+        yield Lister(Lookup(target, access, options, Pool(1.0)), target)
+
+
+PATIENT = Options(stall_s=60.0, give_up_s=600.0, missing_s=60.0)
+
+
+def test_two_folders_that_contain_themselves_are_refused() -> None:
+    with (
+        endless_lister(FOLDER, FOLDER, options=PATIENT) as lister,
+        pytest.raises(UserError, match="more than 128 deep"),
+    ):
+        list(lister.walk())
+
+
+def test_files_in_a_folder_that_contains_itself_do_not_hide_it() -> None:
+    file = FILE.replace("{}</D:getc", "1</D:getc")
+    with (
+        endless_lister(file, FOLDER, options=PATIENT) as lister,
+        pytest.raises(UserError, match="more than 128 deep"),
+    ):
+        list(lister.walk())
+
+
+def test_more_folders_than_any_dataset_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "MAX_FOLDERS", 50)
+    with (
+        endless_lister(*[FOLDER] * 20, options=PATIENT) as lister,
+        pytest.raises(UserError, match="more than 50 folders"),
+    ):
+        list(lister.walk())
+
+
+def test_folders_without_a_file_are_given_up_like_a_transfer_without_a_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collection, "MAX_DEPTH", 1_000_000)
+    hasty = Options(stall_s=60.0, give_up_s=0.2, missing_s=60.0)
+    with (
+        endless_lister(FOLDER, FOLDER, options=hasty) as lister,
+        pytest.raises(PassingError, match="no file of"),
+    ):
+        list(lister.walk())
+
+
+def test_a_collection_of_forty_folders_in_one_another_is_listed_whole() -> None:
+    deep = "/d" + "/sub" * 40
+    files = {f"{deep}/x": b"abc", "/d/y": b"de"}
+    folders = frozenset(str(parent) for path in files for parent in PurePosixPath(path).parents)
+    with running(TreeHandler, files=files, folders=folders) as tree:
+        target = parse_target(f"{tree}/d")
+        access = Access(NOWHERE, TokenStore(NOWHERE))
+        lister = Lister(Lookup(target, access, PATIENT, Pool(1.0)), target)
+        assert {entry.path for entry in lister.walk()} == set(files)

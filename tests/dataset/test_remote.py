@@ -21,6 +21,7 @@ from dataset.partial import discard
 from dataset.remote import fetch_dataset, fetch_urls
 from dataset.request import Request
 from dataset.summary import Summary
+from tests.dataset import dav_server
 from tests.dataset.dav_server import serving_tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +64,26 @@ def test_a_collection_with_an_odd_name_is_fetched(
     for path, content in files.items():
         assert (tmp_path / path.removeprefix("/ns/")).read_bytes() == content
     assert len([path for path in (tmp_path / ODD).rglob("*") if path.is_file()]) == len(files)
+
+
+@pytest.mark.parametrize("told", ["", "<D:getcontentlength/>", "0"])
+def test_a_file_is_as_large_as_its_server_says_and_not_its_listing(
+    told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = "<D:getcontentlength>{}</D:getcontentlength>"
+    told = size.format("0<!-- {} -->") if told == "0" else f"{told}<!-- {{}} -->"
+    monkeypatch.setattr(dav_server, "RESPONSE", dav_server.RESPONSE.replace(size, told))
+    files = {"/ns/d/full.txt": b"not empty", "/ns/d/empty.txt": b""}
+    with serving_tree(files) as (root, _):
+        fetch(f"{root}/ns/d/", tmp_path)
+        known = "2 files, 0 bytes" if ">0<" in told else "0 files, 0 bytes, 2 more of unknown size"
+        assert describe(root, tmp_path).endswith(known)
+    assert {path: (tmp_path / path[4:]).read_bytes() for path in files} == files
+
+
+def describe(root: str, out: Path) -> str:
+    request = Request(out, FAST, environ=NOWHERE, recursive=True)
+    return " ".join(describe_sources(request.parse(f"{root}/ns/d/"), request))
 
 
 def test_a_collection_without_files_is_said(tmp_path: Path) -> None:

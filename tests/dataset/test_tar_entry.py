@@ -42,8 +42,10 @@ def test_a_pax_header_of_many_records_is_read_once() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"6 a=b\n" + b"x", b"5 a=b\n", b"7 a=b\n", b"0 a=b\n", b"4 a=\n", b"12345678 a=b\n", b"a=b\n"]
-    + [b"6 abc\n", b" a=b\n", b"-6 a=b\n", b"2 a=b\n", b"\x006 a=b\n", "\u00b26 a=b\n".encode()],
+    [
+        *(b"6 a=b\nx", b"5 a=b\n", b"7 a=b\n", b"0 a=b\n", b"4 a=\n", b"12345678 a=b\n", b"a=b\n"),
+        *(b"6 abc\n", b" a=b\n", b"-6 a=b\n", b"2 a=b\n", b"\x006 a=b\n", b"\xb26 a=b\n"),
+    ],
 )
 def test_a_broken_pax_record_is_refused(text: bytes) -> None:
     with pytest.raises(DataError, match="broken pax"):
