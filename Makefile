@@ -72,5 +72,5 @@ cluster-down: setup ## stops them; nothing is left
 	$(PY) -m tests.cluster down
 
 clean: ## removes what make made here, the records of runs excepted
-	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) train/*.so train/libjpeg-*.so* demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

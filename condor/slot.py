@@ -88,6 +88,18 @@ def check_gpu(env: Mapping[str, str]) -> str:
     )
 
 
+def name_decoder() -> str:
+    """Which JPEG decoder will feed the GPU, for the job's log."""
+    from train.jpeg import load_kernel
+
+    if load_kernel() is not None:
+        return "JPEG decoder: the kernel that came with the job"
+    return (
+        "JPEG decoder: Pillow, at about half the kernel's speed; build the kernel where you submit "
+        "(`make setup`, with gcc and libjpeg-turbo's headers): it travels with train/"
+    )
+
+
 def find_deadline(env: Mapping[str, str], now: float) -> float | None:
     """The unix time by which to have stopped: the job's own limit, or the end of the pilot."""
     job, machine = read_ad(env.get("_CONDOR_JOB_AD")), read_ad(env.get("_CONDOR_MACHINE_AD"))
@@ -175,6 +187,7 @@ def main(arguments: list[str]) -> int:
             has_torch()
         elif question == "check":
             print(check(env))
+            print(name_decoder(), file=sys.stderr)
         elif question == "deadline":
             deadline = find_deadline(env, time.time())
             print("" if deadline is None else f"{deadline:.0f}")

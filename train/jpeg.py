@@ -1,7 +1,9 @@
 """The optional JPEG kernel (jpeg_crop.c): built once, called through ctypes without the GIL.
 
 `python -m train.jpeg` builds it beside this file; `make setup` does so where a C compiler and the
-headers of libjpeg-turbo are there. Without it Pillow decodes, which is slower and needs nothing.
+headers of libjpeg-turbo are there. It is linked with a copy of the libjpeg that Pillow's wheel
+carries, which lies beside it: the two files travel to machines that have neither. Without the
+kernel Pillow decodes, which is slower and needs nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -24,7 +27,8 @@ import numpy.typing as npt
 log = logging.getLogger("trainyard")
 
 SOURCE = Path(__file__).with_name("jpeg_crop.c")
-FLAGS = ("-O3", "-fPIC", "-shared", "-Wall", "-Wextra")
+FLAGS = ("-O3", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wl,-rpath,$ORIGIN")
+CARRIED = "libjpeg-*.so.62*"  # in Pillow's wheel: ABI 62, as the headers of libjpeg-turbo have it
 HINT = (
     "install a C compiler and libjpeg-turbo's headers (Debian: gcc libc6-dev libjpeg62-turbo-dev)"
 )
@@ -83,8 +87,17 @@ def load_kernel() -> Kernel | None:
 
 def library_path() -> Path:
     """Where the library lies: named after its source, so that a stale one is never loaded."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:12]
     return SOURCE.with_name(f"jpeg_crop-{platform.machine()}-{digest}.so")
+
+
+def find_carried_libjpeg() -> Path | None:
+    """The libjpeg inside Pillow's wheel, or None where Pillow uses the system's (conda, Debian)."""
+    pillow = importlib.util.find_spec("PIL")
+    if pillow is None or pillow.origin is None:
+        return None
+    libraries = Path(pillow.origin).parents[1] / "pillow.libs"
+    return next(iter(sorted(libraries.glob(CARRIED))), None)
 
 
 def build_kernel() -> str | None:
@@ -93,24 +106,36 @@ def build_kernel() -> str | None:
     if path.exists():
         return None
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    problem = _compile(part)
+    libjpeg = find_carried_libjpeg()
+    problem = _compile(part, libjpeg)
     if problem:
         part.unlink(missing_ok=True)
         return problem
+    beside = _copy_beside(libjpeg) if libjpeg else None
     part.replace(path)
-    for stale in SOURCE.parent.glob(f"jpeg_crop-{platform.machine()}-*.so"):
-        if stale != path:
-            stale.unlink(missing_ok=True)
+    built = {*SOURCE.parent.glob(f"jpeg_crop-{platform.machine()}-*.so")}
+    for stale in (built | {*SOURCE.parent.glob(CARRIED)}) - {path, beside}:
+        stale.unlink(missing_ok=True)
     return None
 
 
-def _compile(part: Path) -> str | None:
+def _copy_beside(library: Path) -> Path:
+    """A copy beside the source, where the kernel looks for it ($ORIGIN), on any machine."""
+    target = SOURCE.with_name(library.name)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    shutil.copy(library, part)
+    part.replace(target)
+    return target
+
+
+def _compile(part: Path, libjpeg: Path | None) -> str | None:
     """Why the compiler could not write part, in one line, or None."""
+    link = str(libjpeg) if libjpeg else "-ljpeg"
     try:
         compiler = _find_compiler()
         if not compiler:
             return f"no C compiler; {HINT}"
-        command = [*compiler, *FLAGS, "-o", str(part), str(SOURCE), "-ljpeg", "-lm"]
+        command = [*compiler, *FLAGS, "-o", str(part), str(SOURCE), link, "-lm"]
         done = subprocess.run(command, capture_output=True, text=True)
     except (OSError, ValueError) as error:  # no such program, or a quote without its partner
         return (

@@ -28,6 +28,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ask(*question: str, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if "CUDA" not in name}
+    clean["PYTHONPATH"] = str(SCRIPT.parents[1])  # in a slot train/ lies beside slot.py
     command = [sys.executable, SCRIPT, *question]
     return subprocess.run(command, capture_output=True, text=True, env=clean | env, timeout=60)
 
@@ -56,6 +57,12 @@ def test_a_gpu_that_torch_cannot_use_is_the_slots_fault() -> None:
 def test_with_leave_the_job_goes_on_without_a_gpu() -> None:
     result = ask("check", DATA="dummy", ALLOW_CPU="1")
     assert (result.returncode, result.stdout) == (0, "cpu\n")
+
+
+def test_the_log_says_which_decoder_will_run() -> None:
+    result = ask("check", DATA="dummy", ALLOW_CPU="1")
+    assert result.stdout.split() == ["cpu"]  # job.sh reads the device from it
+    assert "JPEG decoder: the kernel" in result.stderr
 
 
 def test_data_that_does_not_fit_is_refused_with_both_numbers(scratch: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +15,12 @@ import pytest
 from PIL import Image
 
 from dataset.errors import DataError
+from tests.train.jpeg_fuzz import fuzz, make_picture, to_jpeg
 from train import jpeg
 from train.decode import UNIFORMS_PER_SAMPLE, KernelDecoder
-from train.jpeg import Kernel, build_kernel, load_kernel
+from train.jpeg import Kernel, build_kernel, find_carried_libjpeg, load_kernel
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -24,22 +31,6 @@ def kernel() -> Kernel:
     kernel = load_kernel()
     assert kernel is not None
     return kernel
-
-
-def make_picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth colours with edges and noise: what subsampling and filters can get wrong."""
-    rng = np.random.default_rng(seed)
-    coarse = rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), dtype=np.uint8)
-    smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-    noisy = np.asarray(smooth).astype(int) + rng.normal(0, 8, (height, width, 3))
-    noisy[height // 3 : height // 2, width // 4 : width // 2] = (250, 10, 30)
-    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
-
-
-def to_jpeg(picture: Image.Image, **options: object) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "JPEG", **({"quality": 90} | options))
-    return file.getvalue()
 
 
 def decode(kernel: Kernel, data: bytes, box: tuple[int, int, int, int], size: int) -> np.ndarray:
@@ -166,17 +157,42 @@ def test_a_box_outside_the_image_is_refused(kernel: Kernel) -> None:
 
 
 def test_damaged_bytes_never_crash(kernel: Kernel) -> None:
-    whole = to_jpeg(make_picture(160, 120))
-    rng = random.Random(1)
-    out = np.empty((64, 64, 3), dtype=np.uint8)
-    for _ in range(300):
-        data = bytearray(whole)
-        for _ in range(rng.randint(1, 20)):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-        size = kernel.size(bytes(data))
-        if size:
-            box = (0, 0, min(size[0], 160), min(size[1], 120))
-            kernel.decode(bytes(data), box, (64, 64), (0, 0), False, out)
+    assert fuzz(kernel, num_images=300) > 100
+
+
+def test_the_sanitizers_find_nothing_in_damaged_bytes_and_odd_boxes(tmp_path: Path) -> None:
+    """The same kernel built with AddressSanitizer and UndefinedBehaviorSanitizer."""
+    checked = tmp_path / "checked.so"
+    libjpeg = str(find_carried_libjpeg() or "-ljpeg")
+    flags = ("-g", "-O1", "-fPIC", "-shared", "-fsanitize=address,undefined")
+    flags += ("-fno-sanitize-recover=all",)
+    subprocess.run(["gcc", *flags, "-o", checked, jpeg.SOURCE, libjpeg, "-lm"], check=True)
+    asan = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True)
+    env = os.environ | {
+        "LD_PRELOAD": asan.stdout.strip(),
+        "LD_LIBRARY_PATH": str(Path(libjpeg).parent),
+        "ASAN_OPTIONS": "detect_leaks=0",  # of Python itself, at its end
+    }
+    command = [sys.executable, "-m", "tests.train.jpeg_fuzz", str(checked)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_it_runs_from_a_folder_with_nothing_but_its_two_files(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    """As in a slot: HTCondor brings train/, and the site has neither compiler nor libjpeg."""
+    libjpeg = find_carried_libjpeg()
+    assert libjpeg is not None, "the tests' Pillow is a wheel"
+    for path in (jpeg.library_path(), jpeg.SOURCE.with_name(libjpeg.name)):
+        shutil.copy(path, tmp_path)
+    code = (
+        "import ctypes, sys; ctypes.CDLL(sys.argv[1]);"
+        "print(*{l.split()[-1] for l in open('/proc/self/maps') if 'libjpeg' in l})"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / jpeg.library_path().name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(tmp_path / libjpeg.name)]
 
 
 @pytest.fixture
