@@ -15,8 +15,9 @@ from dataset.sources import Source
 BLOCK_CHUNKS = 4  # requests are whole multiples of 4 MiB
 MAX_BLOCK_CHUNKS = 64
 BLOCK_S = 2.0  # about how long one request should take: long against a round trip over a WAN
+# CLAIMED: in the file by the journal of an earlier start, and not yet read again.
 # ARRIVED: in the file, while the checksum of its index block is not yet known.
-MISSING, WRITING, ARRIVED, DONE = range(4)
+MISSING, CLAIMED, WRITING, ARRIVED, DONE = range(5)
 
 
 @dataclass(eq=False)
@@ -87,12 +88,14 @@ class Waste:
 class BlockMap:
     """The states of all chunks and the queue of what to fetch; the caller holds the lock."""
 
-    def __init__(self, size: int, arrived: Iterable[int] = ()) -> None:
+    def __init__(self, size: int, arrived: Iterable[int] = (), claimed: Iterable[int] = ()) -> None:
         self.size = size
         self.num_chunks = num_chunks(size)
         self.state = bytearray(self.num_chunks)
         for chunk in arrived:
             self.state[chunk] = ARRIVED
+        for chunk in claimed:
+            self.state[chunk] = CLAIMED
         self.num_done = 0
         self.prefix = 0  # all chunks before this one are DONE
         self._queue: list[tuple[int, int, Lease]] = []

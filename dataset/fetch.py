@@ -114,7 +114,6 @@ def _fetch_once(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
     progress = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
     _compare_etags(lookup, progress)
     check_space(job.path, summary.size)
-    summary.resumed_bytes = min(len(progress.chunks) << 20, summary.size)
     fd = open_part(job.path, summary.size)
     journal = Journal.create(journal_path(job.path), progress)
     try:
@@ -196,6 +195,7 @@ def _run(
 
 def _count(transfer: Transfer, summary: Summary) -> None:
     waste = transfer.store.waste
+    summary.resumed_bytes = transfer.store.resumed_bytes
     summary.fetched_bytes = sum(source.bytes for source in transfer.sources.all)
     summary.bytes_twice = vars(waste)
     summary.hedges += transfer.num_hedges

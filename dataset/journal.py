@@ -10,8 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dataset.untrusted import check_count, check_text, parse_json
+
 CHUNK = 1 << 20  # the step of progress: what a kill can cost a connection
 FORMAT = 1
+MAX_SOURCES = 1000  # that a journal names; ours have a dozen
+MAX_SUM = 0xFFFFFFFF
+MAX_LINE_BYTES = 1 << 16
 
 
 @dataclass
@@ -26,6 +31,8 @@ class Progress:
     sources: list[str] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
+    # Whether this process has read the chunks and found them right.
+    were_read: bool = field(default=False, compare=False)
 
 
 def part_path(path: Path) -> Path:
@@ -162,7 +169,7 @@ def read_journal(path: Path) -> Progress | None:
         progress.boot_id = ""
     for line in lines[1:-1]:  # what follows the last newline is torn
         try:
-            _apply(progress, json.loads(line))
+            _apply(progress, parse_json(line, MAX_LINE_BYTES))
         except (ValueError, TypeError, IndexError, KeyError):
             continue
     return progress
@@ -170,26 +177,37 @@ def read_journal(path: Path) -> Progress | None:
 
 def _read_head(line: bytes) -> Progress | None:
     try:
-        head = json.loads(line)
+        head = parse_json(line, MAX_LINE_BYTES)
         if head["format"] != FORMAT or head["chunk"] != CHUNK:
             return None
-        kinds = tuple(str(kind) for kind in head["kinds"])
-        return Progress(str(head["object"]), int(head["size"]), kinds, str(head["boot_id"]))
+        kinds = tuple(check_text(kind) for kind in head["kinds"])
+        size, boot_id = check_count(head["size"]), check_text(head["boot_id"])
+        return Progress(check_text(head["object"]), size, kinds, boot_id)
     except (ValueError, TypeError, KeyError):
         return None
 
 
 def _apply(progress: Progress, event: list[Any]) -> None:
+    """Takes in one line; ValueError and its like when it is none of ours or does not fit."""
     if event[0] == "ok":
-        chunk, source, values = int(event[1]), int(event[2]), tuple(int(v) for v in event[3:])
-        if len(values) == len(progress.kinds) and 0 <= chunk < num_chunks(progress.size):
+        chunk = check_count(event[1], num_chunks(progress.size) - 1)
+        source = check_count(event[2], MAX_SOURCES)
+        values = tuple(check_count(value, MAX_SUM) for value in event[3:])
+        if len(values) == len(progress.kinds):
             progress.chunks[chunk] = (source, values)
     elif event[0] == "no":
-        for chunk in range(int(event[1]), int(event[2])):
-            progress.chunks.pop(chunk, None)
-    elif event[0] == "source":
-        progress.sources.append(str(event[1]))
+        _drop(progress.chunks, check_count(event[1]), check_count(event[2]))
+    elif event[0] == "source" and len(progress.sources) < MAX_SOURCES:
+        progress.sources.append(check_text(event[1]))
     elif event[0] == "digest":
-        progress.digests[str(event[1])] = str(event[2])
+        progress.digests[check_text(event[1])] = check_text(event[2])
     elif event[0] == "etag":
-        progress.etags[str(event[1])] = str(event[2])
+        progress.etags[check_text(event[1])] = check_text(event[2])
+
+
+def _drop(chunks: dict[int, Any], first: int, end: int) -> None:
+    """Forgets the chunks [first, end), in the time of what is there and not of a wide range."""
+    known = range(first, end) if end - first <= len(chunks) else list(chunks)
+    for chunk in known:
+        if first <= chunk < end:
+            chunks.pop(chunk, None)

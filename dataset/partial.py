@@ -23,7 +23,11 @@ Say = Callable[[str], None]
 
 
 def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say) -> Progress:
-    """What an earlier start left that can be used; all of it missing when there is nothing."""
+    """What an earlier start left that can be used; all of it missing when there is nothing.
+
+    After a kill the chunks are only claimed to be here: the transfer reads them while it fetches
+    the others. After a reboot or an error of the disk they are read here, from the disk itself.
+    """
     fresh = Progress(identity, size, tuple(kinds), read_boot_id())
     part, found = part_path(path), read_journal(journal_path(path))
     if found is None or not part.is_file():
@@ -53,7 +57,7 @@ def _check_again(part: Path, found: Progress, fresh: Progress, is_sure: bool) ->
     A checksum that cannot be computed here (no crc32c package) counts as right only when the
     machine ran all the time.
     """
-    checked = Progress(fresh.identity, fresh.size, fresh.kinds, fresh.boot_id)
+    checked = Progress(fresh.identity, fresh.size, fresh.kinds, fresh.boot_id, were_read=True)
     checked.sources, checked.digests, checked.etags = found.sources, found.digests, found.etags
     buffer = memoryview(bytearray(CHUNK))
     with open(part, "rb", buffering=0) as file:
@@ -61,7 +65,7 @@ def _check_again(part: Path, found: Progress, fresh: Progress, is_sure: bool) ->
             _forget_pages(file.fileno())
         for chunk, (source, values) in sorted(found.chunks.items()):
             view = buffer[: chunk_length(chunk, fresh.size)]
-            if not _read_chunk(file.fileno(), view, chunk * CHUNK):
+            if not read_chunk(file.fileno(), view, chunk * CHUNK):
                 continue
             known = _try_compute(found.kinds, view)
             if known == values or (known is None and is_sure):
@@ -80,7 +84,7 @@ def _forget_pages(fd: int) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _read_chunk(fd: int, view: memoryview, offset: int) -> bool:
+def read_chunk(fd: int, view: memoryview, offset: int) -> bool:
     """Whether all bytes of a chunk could be read; where the disk fails, they are fetched again."""
     try:
         return os.preadv(fd, [view], offset) == len(view)

@@ -9,11 +9,12 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from dataset.blocks import ARRIVED, MISSING, WRITING, BlockMap, Waste
+from dataset.blocks import ARRIVED, CLAIMED, MISSING, WRITING, BlockMap, Waste
 from dataset.errors import DataError
-from dataset.journal import CHUNK, Journal, Progress
+from dataset.journal import CHUNK, Journal, Progress, chunk_length
+from dataset.partial import read_chunk
 from dataset.sources import Source, Sources
-from dataset.verify import BlockChecks, ChunkSums
+from dataset.verify import BlockChecks, ChunkSums, compute_all
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -48,7 +49,11 @@ class ChunkStore:
     ) -> None:
         self.fd, self.journal, self.checks = fd, journal, checks
         self._say, self._part = say, journal.path.with_suffix("")
-        self.blocks = BlockMap(progress.size, progress.chunks)
+        self.claimed = () if progress.were_read else tuple(sorted(progress.chunks))
+        self.resumed_bytes = sum(chunk_length(n, progress.size) for n in progress.chunks)
+        self._num_lost = 0  # chunks of an earlier start in whose place are other bytes now
+        arrived = progress.chunks if progress.were_read else ()
+        self.blocks = BlockMap(progress.size, arrived, self.claimed)
         self.sums = ChunkSums(progress.kinds, progress.size, self.blocks.num_chunks)
         self.waste = Waste()
         self.num_writing = 0
@@ -65,6 +70,33 @@ class ChunkStore:
             self.sums.set(chunk, values)
             self._sent_by[chunk] = source
         self._check(range(self.blocks.num_chunks))
+
+    def settle_claim(self, chunk: int, buffer: memoryview) -> None:
+        """Reads a chunk that a journal vouches for; unless its bytes are right it is missing.
+
+        No digest is ever made from the words of a journal: another process may have touched the
+        file since, and a line may be damaged.
+        """
+        view = buffer[: chunk_length(chunk, self.blocks.size)]
+        is_read = read_chunk(self.fd, view, chunk * CHUNK)
+        is_right = is_read and compute_all(self.sums.kinds, view) == self.sums.get(chunk)
+        with self._lock:
+            if self.blocks.state[chunk] != CLAIMED:
+                return
+            if is_right:
+                self.blocks.state[chunk] = ARRIVED
+                self._check(range(chunk, chunk + 1))
+            else:
+                self._num_lost += 1
+                self.resumed_bytes -= len(view)
+                self._unvouch(chunk, chunk + 1)
+                self.blocks.drop(chunk, chunk + 1, frozenset())
+
+    def end_claims(self) -> None:
+        """All that an earlier start left was read."""
+        self.claimed = ()
+        if self._num_lost:
+            self._say(f"{self._num_lost} MiB of an earlier start are damaged; fetched again")
 
     def sender(self, chunk: int) -> str:
         """The name of the source that a chunk came from."""

@@ -53,13 +53,14 @@ class Transfer:
         self._dealer = Dealer(self.blocks, self.sources, self.options)
         self.stays_behind = False  # connections leave the CPU to a hash that follows them
         self._num_threads = 0
-        self._stopping = self._syncing = False
+        self._stopping = self._syncing = self._rereading = False
         self._error: BaseException | None = None
         self._last_progress = time.monotonic()
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> None:
         """Fetches all that is missing; raises when it cannot be had. What arrived is kept."""
         try:
+            self._start_rereading()
             while True:
                 with self._changed:
                     if self._error is not None:
@@ -94,8 +95,36 @@ class Transfer:
             end = time.monotonic() + STOP_S
             while self._dealer.out and time.monotonic() < end:
                 self._changed.wait(TICK_S)
-            while self.store.num_writing or self._syncing:
+            while self.store.num_writing or self._syncing or self._rereading:
                 self._changed.wait(TICK_S)
+
+    # What an earlier start left, in a thread beside the connections
+
+    def _start_rereading(self) -> None:
+        if self.store.claimed:
+            self._rereading = True
+            threading.Thread(target=self._reread, name="reread", daemon=True).start()
+
+    def _reread(self) -> None:
+        buffer = memoryview(bytearray(CHUNK))
+        try:
+            for chunk in self.store.claimed:
+                if self._stopping:
+                    return
+                self.store.settle_claim(chunk, buffer)
+                with self._changed:
+                    self._last_progress = time.monotonic()
+            self.store.end_claims()
+        except DiskError as error:
+            self.fail(error.error)
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            with self._changed:
+                self._rereading = False
+                self._changed.notify_all()
+                if self.blocks.is_complete:
+                    self._wake.set()
 
     # The supervisor, under the lock
 

@@ -249,6 +249,7 @@ def test_the_books_of_an_object_like_imagenet_take_little_memory(tmp_path: Path)
     tracemalloc.start()
     progress = Progress("pelican://f/x", size, ("crc32c",), "boot")
     progress.chunks = {chunk: (0, (chunk,)) for chunk in range(0, num_chunks(size), 2)}
+    progress.were_read = True
     journal = Journal.create(tmp_path / "j", progress)
     store = ChunkStore(fd, journal, progress, threading.RLock(), make_sources(2))
     _, peak = tracemalloc.get_traced_memory()

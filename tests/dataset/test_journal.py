@@ -104,7 +104,7 @@ def test_after_a_reboot_journalled_bytes_are_checked_again(tmp_path: Path) -> No
     assert sorted(progress.chunks) == [0]
 
 
-def test_after_a_kill_nothing_is_read_again(
+def test_after_a_kill_the_chunks_are_left_to_the_transfer_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x"
@@ -113,6 +113,7 @@ def test_after_a_kill_nothing_is_read_again(
     monkeypatch.setattr("dataset.partial._check_again", None)
     progress = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
     assert sorted(progress.chunks) == [0, 1]
+    assert not progress.were_read
 
 
 def test_other_checksums_wanted_are_computed_from_the_file(tmp_path: Path) -> None:
