@@ -7,12 +7,14 @@ ARCH ?= resnet18
 .DEFAULT_GOAL := help
 # Tests that need a real service; the rest is the quick part.
 CLUSTER := slurm or condor or osdf or mpi
+# Tests on simulated GPUs (tests/gpu_sim), on a real one where it is.
+GPU := gpu or gpusim
 # A test that fails is tried once more: one busy moment must not refuse a change. Each such test is listed at
 # the end as RERUN, and is a bug to mend; RERUNS=0 shows it at once.
 RERUNS ?= 1
 # Debian packages that tests use beside those that each service installs for itself.
-APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc libc6-dev libjpeg62-turbo-dev iproute2
-.PHONY: help setup system demo test test-unit test-cluster lint format bench plugin soak cluster-up cluster-down clean
+APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc g++ libc6-dev libjpeg62-turbo-dev iproute2
+.PHONY: help setup system demo test test-unit test-gpu test-cluster lint format bench plugin soak cluster-up cluster-down clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,10 +43,13 @@ system: setup ## Debian packages for the tests (root and apt; without them the t
 	  $(PY) -m train.jpeg; \
 	else echo "LEFT OUT: Debian packages ($(APT_PACKAGES)): needs root and apt"; fi
 
-test: setup system lint test-unit test-cluster ## everything, on real SLURM, HTCondor and XRootD
+test: setup system lint test-unit test-gpu test-cluster ## everything, on real SLURM, HTCondor and XRootD
 
 test-unit: setup ## the quick part: no service needed
-	$(PY) -m pytest -n 2 --reruns $(RERUNS) -m "not ($(CLUSTER))"
+	$(PY) -m pytest -n 2 --reruns $(RERUNS) -m "not ($(CLUSTER) or $(GPU))"
+
+test-gpu: setup system ## the part on a GPU, simulated where there is none
+	$(PY) -m pytest -n 2 --reruns $(RERUNS) -m "$(GPU)"
 
 test-cluster: setup system ## the part on real services, which it starts and stops
 	$(PY) -m pytest --reruns $(RERUNS) -m "$(CLUSTER)"

@@ -15,19 +15,23 @@ from typing import Any
 Action = Callable[[], None]
 
 
+def _rank() -> int:
+    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+
+
 def trace_samples(path: Path) -> None:
     """Adds a line to the file for each microbatch of training: its step, part and samples."""
     from train.data import Images, Item
     from train.sampler import Int64s
 
     plain = Images.indices
-    rank = os.environ.get("RANK", "0")
+    rank = _rank()
 
     def traced(images: Images, item: Item) -> Int64s:
         ids = plain(images, item)
         if not item.is_val:
             step = item.epoch * images.plan.steps_per_epoch + item.step_in_epoch
-            note = {"step": step, "part": item.part, "ids": ids.tolist(), "rank": int(rank)}
+            note = {"step": step, "part": item.part, "ids": ids.tolist(), "rank": rank}
             with open(path, "a") as file:
                 file.write(json.dumps(note | {"pid": os.getpid()}) + "\n")
         return ids
@@ -40,7 +44,7 @@ def at_step(rank: int, step: int, action: Action) -> None:
     from train.data import Images, Item
     from train.sampler import Int64s
 
-    if int(os.environ.get("RANK", "0")) != rank:
+    if _rank() != rank:
         return
     plain = Images.indices
 
@@ -65,7 +69,7 @@ def kill_myself() -> None:
 
 def skew_clock(rank: int, seconds: float) -> None:
     """The wall clock of one rank is wrong, as on a node without NTP."""
-    if int(os.environ.get("RANK", "0")) == rank:
+    if _rank() == rank:
         true_time = time.time
         time.time = lambda: true_time() + seconds
 
@@ -80,7 +84,7 @@ def at_validation(rank: int, part: int, action: Action) -> None:
     from train.data import Images, Item
     from train.sampler import Int64s
 
-    if int(os.environ.get("RANK", "0")) != rank:
+    if _rank() != rank:
         return
     plain = Images.indices
     left = [action]
@@ -122,7 +126,7 @@ def signal_myself(number: signal.Signals) -> None:
 
 def note_pid(folder: Path) -> None:
     """Lets the other ranks know who this one is."""
-    (folder / f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
+    (folder / f"pid-{_rank()}").write_text(str(os.getpid()))
 
 
 def signal_rank(folder: Path, rank: int, number: signal.Signals) -> None:

@@ -18,9 +18,11 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from unittest import mock
+
+from tests.gpu_sim.build import simulated_environment
 
 Hook = Callable[[], None]  # called in a rank before the trainer starts; must be picklable
 
@@ -36,6 +38,7 @@ SMALL = [
 ]
 
 _jobs: list[Job] = []
+_CONTEXT = multiprocessing.get_context("forkserver")
 
 
 @dataclass
@@ -104,10 +107,12 @@ def start(
     env: Callable[[int], dict[str, str]] | None = None,
     hook: Hook | None = None,
     absent: tuple[int, ...] = (),
+    simulated: bool = False,
 ) -> Job:
     """The trainer under way on so many ranks, with the small settings and then argv.
 
-    env(rank) is given instead of torchrun's variables; ranks that are absent never start.
+    env(rank) is given instead of torchrun's variables; ranks that are absent never start. With
+    `simulated` the process that they are forked from has the make-believe CUDA (tests/gpu_sim).
     """
     port = find_free_port()
     processes = []
@@ -117,12 +122,8 @@ def start(
         launch = env(rank) if env else rank_variables(rank, num_ranks, port)
         variables = plain_environment() | launch
         args = (variables, [*SMALL, *argv], log, hook)
-        processes.append(_context().Process(target=_be_rank, args=args))
-    job = Job(processes, log)
-    _jobs.append(job)
-    for process in processes:
-        process.start()
-    return job
+        processes.append(_CONTEXT.Process(target=_be_rank, args=args))
+    return _start_all(processes, log, simulated)
 
 
 def run(argv: list[str], log: Path, num_ranks: int = 1, **options: object) -> Job:
@@ -138,12 +139,8 @@ def call(function: Hook, log: Path, num_ranks: int = 1) -> Job:
     processes = []
     for rank in range(num_ranks):
         variables = plain_environment() | rank_variables(rank, num_ranks, port)
-        processes.append(_context().Process(target=_be_called, args=(variables, log, function)))
-    job = Job(processes, log)
-    _jobs.append(job)
-    for process in processes:
-        process.start()
-    return job
+        processes.append(_CONTEXT.Process(target=_be_called, args=(variables, log, function)))
+    return _start_all(processes, log, simulated=False)
 
 
 def end_leftovers() -> None:
@@ -172,15 +169,28 @@ def find_free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def _start_all(processes: list[ForkServerProcess], log: Path, simulated: bool) -> Job:
+    job = Job(processes, log)
+    _jobs.append(job)
+    # The standard library knows one server a process; we have two.
+    connect = _server(simulated).connect_to_new_process
+    with mock.patch.object(forkserver, "connect_to_new_process", connect):
+        for process in processes:
+            process.start()
+    return job
+
+
 @functools.cache
-def _context() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.train.preload"])
-    # The server reads these before it imports torch: a fork must not meet other threads.
+def _server(simulated: bool) -> forkserver.ForkServer:
+    """The process that ranks are forked from."""
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(["tests.train.preload"])
+    # It reads these before it imports torch: a fork must not meet other threads.
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    with mock.patch.dict(os.environ, dict.fromkeys(names, "1")):
-        forkserver.ensure_running()
-    return context
+    variables = dict.fromkeys(names, "1") | (simulated_environment() if simulated else {})
+    with mock.patch.dict(os.environ, variables):
+        server.ensure_running()
+    return server
 
 
 def _be_rank(env: dict[str, str], argv: list[str], log: Path, hook: Hook | None) -> None:

@@ -1,0 +1,19 @@
+"""What happens to a rank on a simulated GPU: hooks, as those of tests/train/hooks.py."""
+
+from __future__ import annotations
+
+import ctypes
+
+ECC_ERROR = 214  # cudaErrorECCUncorrectable
+LAUNCH_FAILURE = 719  # cudaErrorLaunchFailure
+NCCL_SYSTEM_ERROR, NCCL_REMOTE_ERROR = 2, 6
+
+
+def break_gpu(error: int = ECC_ERROR) -> None:
+    """From now on every call of CUDA fails, as after an uncorrectable error."""
+    ctypes.CDLL("libcudart.so.13").cudasim_break(error)
+
+
+def fail_nccl(result: int, message: str) -> None:
+    """From now on NCCL fails on this rank."""
+    ctypes.CDLL("libnccl.so.2").ncclsim_fail(result, message.encode())

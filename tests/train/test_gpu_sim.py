@@ -1,0 +1,41 @@
+"""The simulator computes what the CPU computes, and a wait that is missing shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu_sim import ranks as gpu
+from tests.train import ranks
+
+pytestmark = [pytest.mark.gpusim, pytest.mark.timeout(300)]
+STEPS = ["--precision", "fp64", "--max-steps", "2", "--save-model"]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    (path,) = out.glob("imagenet_*.pt")
+    return torch.load(path, weights_only=True)
+
+
+def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference, relative to the largest value of its tensor."""
+    pairs = [(a[name].double(), b[name].double()) for name in a]
+    return max(float((x - y).abs().max() / (x.abs().max() + 1e-3)) for x, y in pairs)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_weights_are_those_of_the_cpu_however_late_copies_and_collectives_end(
+    images: Path, tmp_path: Path, num_ranks: int
+) -> None:
+    argv = [str(images), *STEPS]
+    log = tmp_path / "log"
+    ranks.run([*argv, "--output", f"{tmp_path}/cpu"], log, num_ranks).expect(0)
+    for delay_us in (0, 20_000):
+        settings = {"CUDASIM_DMA_US": delay_us, "NCCLSIM_US": delay_us}
+        out = tmp_path / f"gpu-{delay_us}"
+        gpu.run([*argv, "--output", str(out)], log, num_ranks, settings=settings).expect(0)
+    cpu, quick, slow = (weights(tmp_path / name) for name in ("cpu", "gpu-0", "gpu-20000"))
+    assert furthest(quick, slow) == 0
+    assert furthest(cpu, quick) < 1e-6
