@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Callable
 
+from dataset.packages import describe_missing
+
 DONE = 0
 CRASH = 1  # our bug: a traceback
 USER_MISTAKE = 2
@@ -16,6 +18,7 @@ DIVERGED = 4
 TRY_AGAIN = 75  # a passing failure (sysexits' EX_TEMPFAIL)
 CHECKPOINTED = 85  # stopped with a checkpoint, unfinished: run me again
 INTERRUPTED = 130
+OUR_PACKAGES = {"dataset", "train", "report", "scripts", "condor"}
 
 
 class CommandError(ValueError):
@@ -71,6 +74,10 @@ def run_command(main: Callable[[], int | None]) -> int:
         return main() or DONE
     except CommandError as error:
         return _report(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] in OUR_PACKAGES:
+            raise
+        return _report(describe_missing(error.name), USER_MISTAKE)
     except KeyboardInterrupt:
         return _report("interrupted; run the same command again to continue", INTERRUPTED)
     except BrokenPipeError:  # `… | head`: keep the interpreter's last flush quiet too

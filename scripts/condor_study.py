@@ -14,6 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dataset.packages import find_problem, require_packages
+
+require_packages()
+
 from dataset.connection import Pool
 from dataset.errors import CommandError, UserError, run_command
 from dataset.federation import Target
@@ -27,6 +31,7 @@ from dataset.verify import read_block_checks
 
 ROOT = Path(__file__).resolve().parents[1]
 GB = 1 << 30  # as HTCondor counts
+REPORT_NEEDS = ("htcondor2", "matplotlib")  # of scripts/grid_report.py, run by the same Python
 log = logging.getLogger("trainyard")
 
 EPILOG = """example:
@@ -61,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.check:
         check_data(args.data, macros)
         return 0
+    problem = find_problem(*REPORT_NEEDS)  # found now, not after a hundred jobs
+    if problem:
+        raise UserError(f"the report at the DAG's end could not be made: {problem}")
     if args.out is None or args.jobs < 1:
         raise UserError("--out DIR and --jobs N (at least 1) are needed to write a study")
     write_study(args, macros)

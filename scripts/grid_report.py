@@ -11,6 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dataset.packages import require_packages
+
+require_packages()
+
 from dataset.errors import UserError, run_command
 from report.eventlog import read_event_logs
 from report.grid import GridReport, make_report

@@ -12,6 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dataset.packages import require_packages
+
+require_packages("numpy")
+
 from dataset.byte_meter import ByteMeter
 from dataset.errors import DataError, UserError, run_command
 from dataset.index import build_index, find_current, find_index, verify_tar

@@ -13,6 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dataset.packages import require_packages
+
+require_packages("numpy", "PIL")
+
 from dataset.errors import run_command
 from dataset.fake import make_fake_imagenet
 from dataset.fake_archive import SHAPES

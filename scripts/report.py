@@ -13,6 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dataset.packages import require_packages
+
+require_packages("numpy", "matplotlib")
+
 from dataset.errors import UserError, run_command
 from report.curves import load_epochs
 from report.eventlog import read_event_logs

@@ -12,6 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dataset.packages import require_packages
+
+require_packages("numpy", "submitit", "torch")
+
 from dataset.errors import DONE, run_command
 from report.table import to_json, to_markdown
 from scripts.study.jobs import describe

@@ -10,6 +10,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dataset.packages import require_packages
+
+require_packages("numpy")
+
 from dataset.errors import run_command
 from report.phases import phase_table
 from report.runs import load_runs

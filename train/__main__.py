@@ -5,7 +5,9 @@ import signal
 import sys
 
 from dataset.errors import run_command
+from dataset.packages import require_packages
 
+require_packages("torch", "torchvision", "numpy", "PIL")
 # HTCondor sets it to the slot's CPUs. With 1, seen on a pool, the first backward pass never ends:
 # torch runs it in a second thread, to which libgomp grants none.
 os.environ.pop("OMP_THREAD_LIMIT", None)
