@@ -15,10 +15,14 @@ import torch.distributed as dist
 from dataset.errors import CRASH, PassingError
 from train.interfaces import choose_interfaces, find_own_address
 from train.launch import Launch
-from train.rendezvous import connect
+from train.rendezvous import connect, is_served
+from train.watch import LOST_AFTER_S, Beat, Judge, name_behind, name_silent, unpack_beat
 
 HEARTBEAT_S = 1.0
-LOST_AFTER_S = 30.0  # a busy machine may keep a living rank silent for some seconds
+# How much later than ours the timeouts of the collectives come: the watching thread knows who is
+# missing, and NCCL's aborts the process without a record.
+COLLECTIVES_LATER_S = 60.0
+RANK_0_LOST = "lost contact with rank 0 (it does not answer any more)"
 
 
 class Comm:
@@ -30,27 +34,35 @@ class Comm:
         self.control: Any = None
         self._store: Any = None
         self._closing = False
-        self._progress = 0
+        self._progress, self._doing = 0, ""
+        self._is_armed = False  # from the first step on the ranks move together
+        standstill_s = timeout_s + COLLECTIVES_LATER_S / 2 if backend == "nccl" else None
+        self._judge = Judge(timeout_s, standstill_s)
         if launch.world_size == 1:
             return
         if launch.num_nodes == 1:
             # Gloo would look up this machine's name, which need not resolve on a laptop.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        timeout = timedelta(seconds=timeout_s)
-        self._store = connect(launch, timeout)
+        self._store = connect(launch, timedelta(seconds=timeout_s))
         own_address = find_own_address(self._store) if launch.num_nodes > 1 else None
         self._wait_for_all(timeout_s)
         if launch.num_nodes > 1:
             choose_interfaces(self._store, own_address, os.environ)
+        timeout = timedelta(seconds=timeout_s + COLLECTIVES_LATER_S)
         dist.init_process_group(
             backend, store=self._store, rank=self.rank, world_size=self.world_size, timeout=timeout
         )
         # Stop votes and small host values go through gloo, so that they never wait for the device.
         self.control = dist.new_group(backend="gloo", timeout=timeout)
 
-    def advance(self) -> None:
-        """Notes that this rank came further: that tells who hangs when a collective times out."""
+    def advance(self, doing: str) -> None:
+        """Notes that this rank came further: that tells who hangs when the others wait for it.
+
+        Every rank must call it equally often.
+        """
         self._progress += 1
+        self._doing = doing
+        self._is_armed = True
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor summed over all ranks, in place."""
@@ -62,7 +74,7 @@ class Comm:
         """Each rank's value, in the order of the ranks, on every rank."""
         if self.control is None:
             return [value]
-        self.advance()
+        self._progress += 1
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.control)
         return values
@@ -83,10 +95,10 @@ class Comm:
         while self._store.add(f"done/{what}", 0) < num_ranks:
             time.sleep(0.2)
             if time.monotonic() - last_look_s > LOST_AFTER_S:  # the watching thread beats meanwhile
-                lost = self._name_silent(since=beats)
-                beats, last_look_s = self._read_beats(), time.monotonic()
+                lost = name_silent(beats, now := self._read_beats())
+                beats, last_look_s = now, time.monotonic()
                 if lost:
-                    raise PassingError(f"while waiting for {what}: lost contact with {lost}")
+                    raise PassingError(f"while waiting for {what}: {lost}")
 
     def say_done(self, what: str) -> None:
         if self._store is not None:
@@ -109,9 +121,12 @@ class Comm:
 
     def announce_failure(self, message: str, code: int) -> None:
         """Tells the other ranks that this one fails, and gives them time to hear it."""
+        self._closing = True  # this rank's own thread need not hear it
+        self._announce(message, code)
+
+    def _announce(self, message: str, code: int) -> None:
         if self._store is None:
             return
-        self._closing = True  # this rank's own thread need not hear it
         try:
             self._store.set("failed", f"{code} rank {self.rank}: {message}")
         except RuntimeError:
@@ -130,15 +145,11 @@ class Comm:
                 if self._store.check(["failed"]):
                     return _parse_failure(self._store.get("failed"))
                 time.sleep(0.05)
-            silent = self._name_silent(since=beats)
-            if silent:
-                return f"lost contact with {silent}", CRASH
-            behind = self._name_behind()
-            if behind:
-                return f"{behind} hangs: it answers, but did not come as far as the others", CRASH
-            return "lost contact with a rank that answers again", CRASH
+            now = self._read_beats()
+            missing = name_silent(beats, now) or name_behind(now)
+            return missing or "lost contact with a rank that answers again", CRASH
         except RuntimeError:
-            return "lost contact with rank 0 (it does not answer any more)", CRASH
+            return RANK_0_LOST, CRASH
 
     def close(self) -> None:
         """Leaves the group; a rank that leaves first must not look like one that died."""
@@ -174,30 +185,37 @@ class Comm:
     def _beat_and_listen(self, on_failure: Callable[[str, int], None]) -> None:
         while not self._closing:
             try:
-                self._store.set(f"alive/{self.rank}", f"{self._progress} {time.monotonic()}")
-                failed = self._store.check(["failed"])
+                failure = self._beat()
             except RuntimeError:
-                return  # the collective that is under way fails too, and reports it
-            if failed and not self._closing:
-                message, code = _parse_failure(self._store.get("failed"))
-                on_failure(message, code)
+                time.sleep(LOST_AFTER_S)  # a main thread that is not stuck knows more by then
+                if is_served(self._store):  # only this connection broke: the collectives go on
+                    return
+                failure = RANK_0_LOST, CRASH
+            if failure is not None and not self._closing:
+                on_failure(*failure)
                 return
             time.sleep(HEARTBEAT_S)
 
-    def _read_beats(self) -> list[bytes | None]:
+    def _beat(self) -> tuple[str, int] | None:
+        """Shows the others that this rank lives; gives what is wrong with one of them."""
+        stamp = str(time.monotonic())
+        self._store.set(f"alive/{self.rank}", Beat(self._progress, self._doing, stamp).pack())
+        if self._store.check(["failed"]):
+            return _parse_failure(self._store.get("failed"))
+        if not self._is_armed:
+            return None
+        missing = self._judge.judge(time.monotonic(), self._progress, self._read_beats)
+        if not missing:
+            return None
+        self._announce(missing, CRASH)
+        return missing, CRASH
+
+    def _read_beats(self) -> list[Beat | None]:
         """What each rank wrote last; only its change tells, for clocks of nodes may differ."""
         keys = [f"alive/{rank}" for rank in range(self.world_size)]
-        return [self._store.get(key) if self._store.check([key]) else None for key in keys]
-
-    def _name_silent(self, since: list[bytes | None]) -> str:
-        """The ranks that have not beaten since an earlier look, or an empty string."""
-        pairs = zip(since, self._read_beats(), strict=True)
-        return ", ".join(f"rank {rank}" for rank, (old, new) in enumerate(pairs) if old == new)
-
-    def _name_behind(self) -> str:
-        """The ranks that have not come as far as the furthest one, or an empty string."""
-        steps = [int(beat.split()[0]) if beat else 0 for beat in self._read_beats()]
-        return ", ".join(f"rank {rank}" for rank, step in enumerate(steps) if step < max(steps))
+        return [
+            unpack_beat(self._store.get(key)) if self._store.check([key]) else None for key in keys
+        ]
 
 
 def _parse_failure(raw: bytes) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from train.data import Batch
 from train.interrupt import Vote
 from train.sampler import ValidationShare
 from train.step import Placement
+from train.watch import READING
 
 log = logging.getLogger("trainyard")
 
@@ -60,14 +61,20 @@ def evaluate(
     counts = torch.zeros(len(models), 5, dtype=torch.int64, device=placement.device)
     losses = torch.zeros(len(models), dtype=torch.float64, device=placement.device)
     for number in range(share.num_batches):
-        if number < share.num_common:
+        is_common = number < share.num_common
+        if is_common:
             vote = max(vote, agree(0.0))
         if vote.is_urgent:
             return vote, []
+        if is_common:
+            comm.advance(READING)
         batch = next(batches)
+        if is_common:
+            comm.advance("evaluating")
         for name in batch.skipped:
             log.warning("a validation image cannot be decoded: %s", name)
         _add_batch(models, batch, placement, counts, losses)
+    comm.advance("adding up the evaluation")
     return vote, _add_up(counts, losses, share.num_images, comm)
 
 

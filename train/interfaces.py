@@ -14,7 +14,8 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_S = 10.0
+from train.rendezvous import open_connection
+
 HOST_KEY = "address of the rendezvous"  # as ranks on other nodes reach it
 # Where the address lies in a struct sockaddr of a family, and its length.
 FIELDS: dict[int, tuple[int, int]] = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
@@ -26,9 +27,8 @@ def find_own_address(store: Any) -> str | None:
 
     Every rank must have called this before one calls choose_interfaces.
     """
-    server = getattr(store, "underlying_store", store)
     try:
-        with socket.create_connection((server.host, server.port), TIMEOUT_S) as connection:
+        with open_connection(store) as connection:
             own = _parse(connection.getsockname()[0])
             host = _parse(connection.getpeername()[0])
     except (OSError, ValueError):

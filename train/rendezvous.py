@@ -133,6 +133,21 @@ def _try_store(host: str, port: int, launch: Launch) -> Any:
         return None
 
 
+def open_connection(store: Any) -> socket.socket:
+    """A new connection to the machine that serves a store; an OSError where nobody listens."""
+    server = getattr(store, "underlying_store", store)
+    return socket.create_connection((server.host, server.port), CLIENT_TIMEOUT_S)
+
+
+def is_served(store: Any) -> bool:
+    """Whether the process that serves a store still lives."""
+    try:
+        open_connection(store).close()
+        return True
+    except OSError:
+        return False
+
+
 def _token_key(launch: Launch) -> str:
     return f"trainyard/token/{launch.token}"
 

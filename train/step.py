@@ -22,6 +22,7 @@ from train.optim import Ema, make_optimizer, match_layout, set_lr
 from train.recipe import Recipe, lr_at
 from train.recorder import PhaseClock
 from train.sampler import BatchPlan, derive_key
+from train.watch import READING
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -134,9 +135,10 @@ class Trainer:
                 self._abandon()
                 return vote, skipped
             begin_s = time.monotonic()
+            self._comm.advance(READING)
             with clock.phase("data_wait"):
                 batch = next(batches)
-            self._comm.advance()
+            self._comm.advance("training")
             with clock.phase("compute"):
                 self._accumulate(batch, part, is_last=number == len(parts) - 1)
             skipped += batch.skipped

@@ -78,7 +78,7 @@ def test_a_rank_that_hangs_is_named_when_the_others_give_up(images: Path, tmp_pa
     argv = [*argv_for(images, tmp_path / "out"), "--timeout-minutes", "0.1"]
     job = ranks.run(argv, tmp_path / "log", 2, hook=hook)
     assert job.codes == [CRASH, CRASH]
-    assert "rank 1 hangs: it answers" in job.log
+    assert "rank 1 (reading data) hangs: it answers" in job.log
     assert "Traceback" not in job.log
 
 
