@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from dataset.errors import UserError
+from dataset.errors import CommandError, DataError, UserError, describe_os_error
+from train.torch_file import read_torch_file, write_torch_file
 
 log = logging.getLogger("trainyard")
 
@@ -22,16 +23,27 @@ SCHEMA = 1
 NUM_KEPT = 2
 BEST_NAME = "best.pt"
 State = dict[str, Any]
-# What every checkpoint of this schema holds.
-KEYS = {"schema", "step", "model", "optimizer", "scaler", "ema", "identity", "microbatch"}
-KEYS |= {"epoch_sums", "is_evaluated", "result", "best", "resumed_from"}
+# What every checkpoint of this schema holds, and as what.
+FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("schema", "step", "microbatch"), (int,)),
+    **dict.fromkeys(("model", "optimizer", "scaler", "ema"), (dict,)),
+    **dict.fromkeys(("identity", "epoch_sums", "result", "best"), (dict,)),
+    "is_evaluated": (bool,),
+    "resumed_from": (str, type(None)),
+}
 
 
 class CheckpointWriter:
     """Writes states in a thread; training waits only for the copy to host memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first_step: int | None = None) -> None:
+        """first_step: where this attempt begins; later files are damaged, or of a given-up course.
+
+        They go once there is a new one: else a damaged file would count as one of the two latest.
+        """
         self.folder = folder
+        files = list_checkpoints(folder) if first_step is not None else []
+        self._given_up = [p for p in files if p.name > file_name(first_step or 0)]
         self.not_finite = False  # a state held NaN or infinity, and was not written
         self.last_ok = True
         self.last_write_s = 0.0
@@ -63,20 +75,22 @@ class CheckpointWriter:
             if not all_finite(state):
                 self.not_finite = True
                 return
-            with open(part, "wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
+            write_torch_file(part, state)
             if is_best:  # first: a kill in between must not leave a state whose best is missing
                 _link_or_copy(part, self.folder / BEST_NAME)
             part.replace(path)
             _sync_folder(self.folder)
             self.last_ok = True
             self.last_write_s = time.monotonic() - begin_s
+            for old in self._given_up:
+                if old != path:
+                    _unlink(old)
+            self._given_up = []
             _prune(self.folder, state["step"])
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        except OSError as error:
             _unlink(part)
-            log.warning("checkpoint of step %d not written: %s", state["step"], _short(error))
+            reason = describe_os_error(error) or str(error)
+            log.warning("checkpoint of step %d not written: %s", state["step"], reason)
 
 
 def file_name(step: int) -> str:
@@ -97,33 +111,43 @@ def _prune(folder: Path, step: int) -> None:
         _unlink(path)
 
 
-def load_latest(folder: Path) -> State | None:
-    """The newest checkpoint that can be read, or None in a fresh folder."""
+def load_latest(folder: Path) -> tuple[Path, State] | tuple[None, None]:
+    """The newest checkpoint that is whole, and its file; (None, None) in a fresh folder."""
     for path in reversed(list_checkpoints(folder)):
         try:
-            return load_checkpoint(path)
-        except UserError as error:  # the disk damaged it after it was whole
-            log.warning("%s; trying the one before", error)
+            return path, load_checkpoint(path)
+        except CommandError as error:  # the disk damaged it after it was whole
+            log.warning("%s: trying the one before", error)
     if list_checkpoints(folder):
-        raise UserError(f"no checkpoint in {folder} can be read; move it away to start anew")
-    return None
+        raise DataError(f"no checkpoint in {folder} is whole; move it away to start anew")
+    return None, None
 
 
 def load_checkpoint(path: Path) -> State:
     """A checkpoint by its name; a missing or foreign file is an error, never a fresh start."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file in it, such as ckpt/step-*.pt of a run")
     if not path.is_file():
         raise UserError(f"no such checkpoint: {path}; name a file ckpt/step-*.pt of a run")
-    try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes are read as instructions, and raise what they like
-        raise UserError(f"{path} cannot be read as a checkpoint: {_short(error)}") from None
+    state: Any = read_torch_file(path, must_be_zip=True)
     schema = state.get("schema") if isinstance(state, dict) else None
     if type(schema) is int and schema > SCHEMA:
         raise UserError(f"{path} has schema {schema}, this code reads {SCHEMA}; update it")
-    if type(schema) is not int or not state.keys() >= KEYS:
+    if type(schema) is not int or not state.keys() >= FIELDS.keys():
         raise UserError(f"{path} is not a checkpoint of this trainer; --weights takes state dicts")
+    for name, types in FIELDS.items():
+        if not _fits(state[name], types):
+            seen = f"{name} is {str(state[name])[:50]!r}"
+            raise UserError(f"{path} is not a checkpoint of this trainer: {seen}")
     whole: State = state
     return whole
+
+
+def _fits(value: Any, types: tuple[type, ...]) -> bool:
+    """Whether a field has one of its types; whole numbers are counts, and truth is none."""
+    if types == (int,):
+        return type(value) is int and value >= 0
+    return isinstance(value, types)
 
 
 def describe_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -176,8 +200,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _short(error: BaseException) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0][:200]

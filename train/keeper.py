@@ -22,14 +22,14 @@ log = logging.getLogger("trainyard")
 class Keeper:
     """Holds the output folder from the first step of an attempt to its end."""
 
-    def __init__(self, setup: Setup, clock: PhaseClock) -> None:
+    def __init__(self, setup: Setup, clock: PhaseClock, first_step: int) -> None:
         cfg, output = setup.cfg, setup.output
         output.mkdir(parents=True, exist_ok=True)
         self._lock = lock_folder(output)
         self._interval_s = cfg.checkpoint_minutes * 60
         self._saved_s = time.monotonic()
         self._output = output
-        self.writer = checkpoint.CheckpointWriter(output / "ckpt")
+        self.writer = checkpoint.CheckpointWriter(output / "ckpt", first_step)
         self.recorder = Recorder(output, setup.launch)
         self._board = EpochBoard(output / "tensorboard") if cfg.tensorboard else None
         queue_s = queue_seconds(os.environ, setup.launch)

@@ -11,6 +11,7 @@ import torchvision
 from torch import nn
 
 from dataset.errors import UserError
+from train.torch_file import read_torch_file, write_torch_file
 
 log = logging.getLogger("trainyard")
 
@@ -73,18 +74,18 @@ def check_input(
 
 def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     """The model's tensors of a plain state dict, or of one of our checkpoints."""
-    if not path.exists():
+    if not path.is_file():
         raise UserError(f"no such weights: {path}; give a .pt file of a state dict or a checkpoint")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a foreign file's bytes are read as instructions and raise anything
-        reason = (str(error) or type(error).__name__).splitlines()[0][:150]
-        raise UserError(f"{path} is not a state dict that can be loaded safely: {reason}") from None
+    if path.suffix == ".safetensors":
+        raise UserError(f"{path}: give a file of torch.save(model.state_dict(), FILE) instead")
+    state = read_torch_file(path, must_be_zip=False)
     for key in ("model", "state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
     if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
         raise UserError(f"{path} holds no state dict; save the model's state_dict()")
+    if not all(isinstance(name, str) for name in state):
+        raise UserError(f"{path} holds tensors without names; save the model's state_dict()")
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
 
@@ -92,8 +93,12 @@ def save_state_dict(model: nn.Module, path: Path) -> None:
     """Writes the plain state dict, whole or not at all."""
     part = path.with_name(path.name + ".part")
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    torch.save(state, part)
-    part.replace(path)
+    try:
+        write_torch_file(part, state)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _download(arch: str) -> nn.Module:

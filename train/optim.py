@@ -173,6 +173,8 @@ def match_layout(optimizer: torch.optim.Optimizer) -> None:
         for name, value in state.items():
             if torch.is_tensor(value) and value.shape == param.shape:
                 state[name] = torch.empty_like(param).copy_(value)
+            elif value is not None:
+                raise UserError(f"{name} of the checkpoint does not fit a weight of {param.shape}")
 
 
 def zero_init_last_gamma(model: nn.Module) -> int:
@@ -216,6 +218,11 @@ class Ema:
         if set(state) != set(self.names):
             odd = sorted(set(state) ^ set(self.names))[0]
             raise UserError(f"the averages in the checkpoint are of another model: {odd} differs")
+        for name, own in self.state_dict().items():
+            if not torch.is_tensor(state[name]) or state[name].shape != own.shape:
+                raise UserError(
+                    f"the averages in the checkpoint are of another model: {name} differs"
+                )
         _copy(self.averages, [state[name] for name in self.names])
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
 from train.optim import zero_init_last_gamma
 from train.profile import measure_stage
 from train.recipe import FLAGS, Recipe, resolve_recipe
+from train.recorder import lock_folder
 from train.resume import find_checkpoint, refuse_changes
 from train.sampler import BatchPlan, ValidationShare, share_validation
 from train.sources import Dataset, needs_index, open_dataset
@@ -120,8 +122,10 @@ def prepare(
     set_up_math(precision, device)
     if device.type == "cpu":
         keep_freed_memory()
-    dataset = None if cfg.dummy else open_together(cfg, launch, comm)
     output = Path(comm.from_main(str(cfg.output or default_output(device, launch))))
+    if launch.is_main and not cfg.evaluate:
+        hold_output(output)
+    dataset = None if cfg.dummy else open_together(cfg, launch, comm)
     state = find_checkpoint(cfg, output, launch, comm)
     num_train = len(dataset.train) if dataset else DUMMY_TRAIN
     plan = make_plan(cfg, num_train, launch, state)
@@ -130,8 +134,6 @@ def prepare(
     placement = Placement(device, precision, channels_last)
     decoder = choose_decoder_together(cfg, state, comm)
     setup = Setup(cfg, launch, placement, num_workers, dataset, recipe, output, plan, decoder)
-    if cfg.evaluate and not (state or cfg.weights or cfg.pretrained):
-        raise UserError("nothing to evaluate; name --weights FILE, --resume FILE or --output")
     if state is not None and not cfg.evaluate:
         refuse_changes(state, setup.identity, cfg, output)
     return setup, state
@@ -222,6 +224,13 @@ def default_output(device: torch.device, launch: Launch) -> Path:
     return Path("run_results") / "-".join(words) / run_id
 
 
+def hold_output(output: Path) -> None:
+    """Refuses a folder that another run writes to, before anything of it is read."""
+    if output.is_dir():
+        with suppress(OSError):  # one that cannot be written is refused later, unless it is done
+            lock_folder(output)
+
+
 def make_plan(
     cfg: TrainConfig, num_train: int, launch: Launch, state: checkpoint.State | None
 ) -> BatchPlan:
@@ -284,7 +293,6 @@ def make_trainer(setup: Setup, comm: Comm, state: checkpoint.State | None) -> Tr
         trainer.load_weights(state)
         return trainer
     trainer.load(state)
-    log.info("going on from step %d of %d", trainer.step, setup.total_steps)
     return trainer
 
 
@@ -292,4 +300,4 @@ def averages_decay(cfg: TrainConfig, state: checkpoint.State | None) -> float:
     """The decay of the averaged weights, 0 for none; -e has those of its checkpoint."""
     if not cfg.evaluate:
         return cfg.ema
-    return float(state["identity"]["ema"]) if state and state["ema"] else 0.0
+    return 0.5 if state and state["ema"] else 0.0  # they are only read: any decay will do

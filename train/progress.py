@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataset.errors import UserError
 from train.evaluate import Accuracy
 
 
@@ -40,8 +41,12 @@ class Progress:
         """The progress of a checkpoint, or that of a fresh run."""
         if state is None:
             return cls()
-        sums = EpochSums(**state["epoch_sums"])
-        return cls(sums, state["is_evaluated"], state["result"], state["best"])
+        result, best, sums = state["result"], state["best"], state["epoch_sums"]
+        is_known = sums.keys() == EpochSums().__dict__.keys()
+        values = [*sums.values(), *(v for v in (*result.values(), *best.values()) if v is not None)]
+        if not is_known or not all(type(value) in (int, float) for value in values):
+            raise UserError("the sums or results of the checkpoint are no numbers; use another one")
+        return cls(EpochSums(**sums), state["is_evaluated"], result, best)
 
     def to_state(self, sums: EpochSums) -> dict[str, Any]:
         """What a checkpoint holds of it."""
@@ -57,8 +62,17 @@ class Progress:
         for suffix, accuracy in zip(("", "_ema"), results, strict=False):
             self.result[f"final_acc1{suffix}"] = accuracy.acc1
             self.result[f"final_acc5{suffix}"] = accuracy.acc5
-        if not results or results[0].acc1 <= self.best.get("best_acc1", -math.inf):
+        if not results or not self._is_best(results[0]):
             return False
-        acc1, acc5 = results[0].acc1, results[0].acc5
+        acc1, acc5, loss = results[0].acc1, results[0].acc5, results[0].loss
         self.best = {"best_acc1": acc1, "best_acc5": acc5, "best_epoch": epoch}
+        self.best["best_loss"] = loss if math.isfinite(loss) else None
         return True
+
+    def _is_best(self, result: Accuracy) -> bool:
+        """Whether the accuracy is the highest so far, or equal to it with a lower loss."""
+        best = self.best.get("best_acc1", -math.inf)
+        if result.acc1 != best:
+            return bool(result.acc1 > best)
+        best_loss = self.best.get("best_loss", -math.inf)  # not known in older checkpoints
+        return bool(result.loss < (math.inf if best_loss is None else best_loss))

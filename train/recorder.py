@@ -198,7 +198,7 @@ def current_commit() -> str | None:
 
 
 def lock_folder(folder: Path) -> int | None:
-    """Holds the folder for this process; two runs in one folder would overwrite each other.
+    """Holds the folder until this process ends; two runs in one would overwrite each other.
 
     It is a lock of the process (lockf): one of the file (flock) would live on in the loader's
     workers for some seconds after a kill, and keep the next start out.

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from dataset.errors import UserError
+from dataset.errors import CommandError, UserError
 from train import checkpoint
 from train.comm import Comm
 from train.config import TrainConfig
@@ -22,22 +22,35 @@ def find_checkpoint(
     if cfg.evaluate and cfg.resume is None and (cfg.weights or cfg.pretrained):
         return None  # these weights were asked about, and not the output's
     folder = output / "ckpt"
-    latest = _load_latest(cfg, folder) if launch.is_main else None
+    path = latest = None
+    if launch.is_main:
+        path, latest = _load_latest(cfg, folder)
     if cfg.resume is not None and not comm.from_main(_is_restart(cfg, latest)):
-        return checkpoint.load_checkpoint(cfg.resume)
-    step = comm.from_main(latest["step"] if latest else None)
-    if step is None:
+        path, latest = cfg.resume, None
+    path = comm.from_main(path)
+    if path is None and cfg.evaluate:
+        raise UserError(f"nothing to evaluate: {_say_where(cfg)}")
+    if path is None:
         return None
-    return latest or checkpoint.load_checkpoint(folder / checkpoint.file_name(step))
+    state = latest or checkpoint.load_checkpoint(path)
+    if cfg.evaluate:
+        log.info("evaluating %s, step %d", path, state["step"])
+    return state
 
 
-def _load_latest(cfg: TrainConfig, folder: Path) -> checkpoint.State | None:
+def _say_where(cfg: TrainConfig) -> str:
+    """Where no checkpoint was found, and what names one."""
+    fix = "name --weights FILE, --resume FILE or the --output of a run"
+    return f"no checkpoint in {cfg.output}; {fix}" if cfg.output else fix
+
+
+def _load_latest(cfg: TrainConfig, folder: Path) -> tuple[Path | None, checkpoint.State | None]:
     try:
         return checkpoint.load_latest(folder)
-    except UserError:
+    except CommandError:
         if cfg.resume is None:
             raise
-        return None  # --resume may be given because these are damaged
+        return None, None  # --resume may be given because these are damaged
 
 
 def _is_restart(cfg: TrainConfig, latest: checkpoint.State | None) -> bool:

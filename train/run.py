@@ -89,7 +89,10 @@ class Run:
             log.info("%s: this run is done already, nothing to do", self.output)
             return DONE
         self.interrupt.install()
-        self.keeper = Keeper(self.setup, self.clock) if self.launch.is_main else None
+        if self.launch.is_main:
+            self.keeper = Keeper(self.setup, self.clock, self.trainer.step)
+        if state is not None:
+            log.info("going on from step %d of %d", self.trainer.step, self.setup.total_steps)
         self.describe_start()
         self.clock.end_startup()
         self.meter = EpochMeter(self.trainer, self.clock, self.comm, self.progress)

@@ -77,6 +77,10 @@ class Placement:
         return {}
 
 
+# What torch raises for a state dict that is none of its own, or of something else.
+_STRANGE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+
+
 class Trainer:
     """Everything that an optimiser step changes. After each step all ranks hold the same state."""
 
@@ -219,20 +223,20 @@ class Trainer:
         own = [{k: v for k, v in g.items() if k not in ("params", "lr")} for g in groups]
         try:
             self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError) as error:
+            match_layout(self.optimizer)
+            if self.scaler.is_enabled() and state["scaler"]:
+                self.scaler.load_state_dict(state["scaler"])
+        except _STRANGE as error:
             raise UserError(f"the checkpoint is of another optimiser: {_shorten(error)}") from None
-        match_layout(self.optimizer)
         for group, settings in zip(self.optimizer.param_groups, own, strict=True):
             group.update(settings)
         self.step = state["step"]
-        if self.scaler.is_enabled() and state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
 
     def load_weights(self, state: dict[str, Any]) -> None:
         """Takes the weights and their averages of a checkpoint, of any recipe, and no more."""
         try:
             self.model.load_state_dict(state["model"])
-        except RuntimeError as error:
+        except _STRANGE as error:
             reason = f"of another arch or number of classes: {_shorten(error)}"
             raise UserError(f"the checkpoint is {reason}") from None
         if self.ema:  # one that starts now, with --force, starts from these weights
@@ -240,4 +244,4 @@ class Trainer:
 
 
 def _shorten(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())[:200] or type(error).__name__

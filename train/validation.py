@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from train.comm import Comm
 from train.data import Batch
 from train.epoch import check_skipped
 from train.evaluate import Accuracy, evaluate, frozen
+from train.failure import Diverged
 from train.feed import open_validation
 from train.interrupt import Vote
 from train.prepare import Setup
@@ -59,3 +61,5 @@ def evaluate_only(setup: Setup, trainer: Trainer, comm: Comm, folder: Path | Non
             result.images,
             result.loss,
         )
+    if not all(math.isfinite(result.loss) for result in results):
+        raise Diverged("the validation loss is not finite: these weights are of no use")

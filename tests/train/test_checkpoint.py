@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -15,18 +16,21 @@ from typing import Any
 import pytest
 import torch
 
-from dataset.errors import UserError
+from dataset.errors import DataError, UserError
 from tests.train import ranks
 from train import checkpoint
 from train.checkpoint import CheckpointWriter, list_checkpoints, load_checkpoint, load_latest
+from train.evaluate import Accuracy
+from train.progress import Progress
 
 Best = dict[str, Any]
 
 
 def state_at(step: int, size: int = 1000, **more: object) -> dict[str, Any]:
     weights = torch.full((size,), float(step))
-    state = dict.fromkeys(checkpoint.KEYS) | {"schema": 1, "step": step, "model": {"w": weights}}
-    return state | {"identity": {"arch": "x"}, "best": {}} | more
+    state = {name: types[-1]() for name, types in checkpoint.FIELDS.items()}
+    state |= {"schema": 1, "step": step, "model": {"w": weights}}
+    return state | {"identity": {"arch": "x"}} | more
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -51,7 +55,7 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
         for tensor in model.parameters():
             tensor.add_(1)  # training goes on while the state is written
     assert writer.wait()
-    loaded = load_latest(tmp_path)
+    _, loaded = load_latest(tmp_path)
     assert loaded is not None
     assert loaded["optimizer"]["param_groups"] == before["optimizer"]["param_groups"]
     for name, tensor in before["model"].items():
@@ -146,10 +150,11 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_says_so(
         checkpoint.log.propagate = True
         assert save(writer, 1, size=150_000)  # 600 kB
         assert not save(writer, 2, size=150_000)
-    assert "checkpoint of step 2 not written" in caplog.text
+    assert "checkpoint of step 2 not written: No space left on device" in caplog.text
+    assert "free some space" in caplog.text and "inline_container" not in caplog.text
     assert steps_in(small_disk) == [1]
     assert not list(small_disk.glob("*.part"))
-    loaded = load_latest(small_disk)
+    _, loaded = load_latest(small_disk)
     assert loaded is not None and loaded["step"] == 1
     assert save(writer, 3, size=50_000)  # room for a smaller one: writing goes on
 
@@ -209,7 +214,7 @@ def test_a_kill_before_any_call_leaves_whole_files_and_a_best_that_fits(tmp_path
 def check_whole(folder: Path) -> None:
     states = [load_checkpoint(path) for path in list_checkpoints(folder)]
     assert 1 <= len(states) <= 3
-    latest = load_latest(folder)
+    _, latest = load_latest(folder)
     assert latest is not None and latest["step"] == max(state["step"] for state in states) >= 2
     best = load_checkpoint(folder / "best.pt")
     assert best["step"] >= latest["best"]["best_epoch"]
@@ -226,20 +231,20 @@ def test_a_damaged_latest_falls_back_to_the_one_before(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        loaded = load_latest(tmp_path)
+        _, loaded = load_latest(tmp_path)
         assert loaded is not None and loaded["step"] == 1
     for seed in range(100):  # torch takes them for a pickle, and trips in many ways
         path.write_bytes(random.Random(seed).randbytes(2000))
-        loaded = load_latest(tmp_path)
+        _, loaded = load_latest(tmp_path)
         assert loaded is not None and loaded["step"] == 1
     (tmp_path / checkpoint.file_name(1)).write_bytes(b"")
-    with pytest.raises(UserError, match=r"no checkpoint .* can be read"):
+    with pytest.raises(DataError, match=r"no checkpoint .* is whole"):
         load_latest(tmp_path)
 
 
 def test_an_empty_folder_is_a_fresh_start_and_a_missing_name_is_not(tmp_path: Path) -> None:
-    assert load_latest(tmp_path) is None
-    assert load_latest(tmp_path / "not" / "there") is None
+    assert load_latest(tmp_path) == (None, None)
+    assert load_latest(tmp_path / "not" / "there") == (None, None)
     with pytest.raises(UserError, match="no such checkpoint"):
         load_checkpoint(tmp_path / "step-000000001.pt")
 
@@ -266,7 +271,7 @@ def test_a_newer_schema_and_a_pickle_with_code_are_refused(tmp_path: Path) -> No
     with pytest.raises(UserError, match="schema 99"):
         load_checkpoint(tmp_path / "new.pt")
     torch.save(state_at(1) | {"model": partial(print, "code")}, tmp_path / "code.pt")
-    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+    with pytest.raises(UserError, match="cannot be loaded safely"):
         load_checkpoint(tmp_path / "code.pt")
 
 
@@ -276,3 +281,24 @@ def test_changes_are_shown_as_old_and_new() -> None:
         checkpoint.describe_changes(old, new) == "lr: 0.1 -> 0.2, gone: 1 -> None, new: None -> 2"
     )
     assert checkpoint.describe_changes(old, dict(old)) == ""
+
+
+def test_of_equal_accuracies_the_one_with_the_lower_loss_is_the_best() -> None:
+    progress = Progress()
+    losses = [2.0, 2.5, 1.5, math.nan, 1.5]
+    results = [Accuracy(5, 9, 10, 0, loss) for loss in losses]
+    assert [progress.take(i, [r]) for i, r in enumerate(results)] == [
+        True,
+        False,
+        True,
+        *[False] * 2,
+    ]
+    assert (progress.best["best_epoch"], progress.best["best_loss"]) == (2, 1.5)
+    assert progress.take(5, [Accuracy(6, 9, 10, 0, math.nan)])  # the accuracy comes first
+    assert progress.take(6, [Accuracy(6, 9, 10, 0, 9.0)])
+    assert not progress.take(7, [Accuracy(5, 9, 10, 0, 0.1)])
+
+
+def test_a_tie_with_a_best_of_an_older_checkpoint_changes_nothing() -> None:
+    progress = Progress(best={"best_acc1": 50.0, "best_acc5": 90.0, "best_epoch": 1})
+    assert not progress.take(2, [Accuracy(5, 9, 10, 0, 0.1)])

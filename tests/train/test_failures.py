@@ -275,11 +275,12 @@ def test_bad_images_are_replaced_named_counted_and_limited_over_all_ranks(
 
 def test_a_folder_that_another_run_writes_to_is_refused(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first = ranks.start(argv_for(images, out, "--epochs", "90"), tmp_path / "log0")
-    first.wait_for_log("epoch 0 step 1/")
+    first = ranks.start(argv_for(images, out, "--epochs", "90", *EVERY_STEP), tmp_path / "log0")
+    first.wait_for(lambda: list_checkpoints(out / "ckpt"), "a checkpoint")
     second = ranks.run(argv_for(images, out, "--epochs", "90"), tmp_path / "log1", 2)
     assert second.expect(USER_MISTAKE)
     assert f"another run writes to {out}" in second.log
+    assert "going on from step" not in second.log
     seen = first.log.count("\n")
     first.wait_for(lambda: first.log.count("\n") > seen, "more progress")
     assert read_run(out)["status"] == "running"

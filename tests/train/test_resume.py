@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dataset.errors import CHECKPOINTED, DONE, USER_MISTAKE
+from dataset.errors import BAD_DATA, CHECKPOINTED, DONE, USER_MISTAKE
 from tests.train import hooks, ranks
 from train.checkpoint import list_checkpoints, load_latest
 from train.record import EPOCHS_FILE, read_epochs, read_lines, read_run
@@ -22,7 +22,7 @@ EVERY_STEP = ["--checkpoint-minutes", "1e-9"]
 
 
 def final_state(out: Path) -> dict[str, Any]:
-    state = load_latest(out / "ckpt")
+    _, state = load_latest(out / "ckpt")
     assert state is not None
     return state
 
@@ -304,9 +304,11 @@ def test_a_named_older_checkpoint_rewinds_its_own_run(images: Path, tmp_path: Pa
     assert [e["epoch"] for e in read_epochs(out)] == [0, 1]
 
 
-@pytest.mark.parametrize("kind", ["missing", "foreign", "torn"])
+@pytest.mark.parametrize(
+    ("kind", "code"), [("missing", USER_MISTAKE), ("foreign", USER_MISTAKE), ("torn", BAD_DATA)]
+)
 def test_a_named_checkpoint_that_is_none_is_an_error_and_no_fresh_start(
-    images: Path, tmp_path: Path, kind: str
+    images: Path, tmp_path: Path, kind: str, code: int
 ) -> None:
     path = tmp_path / "named.pt"
     if kind == "foreign":
@@ -315,7 +317,7 @@ def test_a_named_checkpoint_that_is_none_is_an_error_and_no_fresh_start(
         torch.save({"weights": torch.zeros(3)}, path)
         path.write_bytes(path.read_bytes()[:100])
     argv = [str(images), "--resume", str(path), "--output", str(tmp_path / "out")]
-    job = ranks.run(argv, tmp_path / "log", 2).expect(USER_MISTAKE)
+    job = ranks.run(argv, tmp_path / "log", 2).expect(code)
     assert str(path) in job.log
     assert job.log.count("error: ") == 1  # said once, not by every rank
     assert "Traceback" not in job.log
