@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from enum import IntEnum
 from types import FrameType
 from typing import Any
@@ -47,6 +48,10 @@ class Vote(IntEnum):
         return self in (Vote.REQUEUE, Vote.REQUEUE_NOW)
 
 
+# Starts to send this rank's vote; what it gives back waits for the highest vote of all ranks.
+Cast = Callable[[Vote], Callable[[], Vote]]
+
+
 class Interrupt:
     """The stop flag of a rank, and the agreement over all ranks without waiting for the device."""
 
@@ -58,8 +63,7 @@ class Interrupt:
         self._signal: signal.Signals | None = None
         self._signal_s = 0.0
         self._was_late = False
-        self._work: Any = None
-        self._votes = torch.zeros(1, dtype=torch.int32)
+        self._read: Callable[[], Vote] | None = None  # the vote under way
         self.wanted = Vote.GO_ON  # SAVE or SAVE_AND_EXIT: set by rank 0 when it is time
         self._old_handlers: dict[int, Any] = {}
 
@@ -103,27 +107,34 @@ class Interrupt:
         wanted, self.wanted = self.wanted, Vote.GO_ON
         return wanted
 
-    def agree(self, step_left_s: float, stop_cost_s: float) -> Vote:
-        """What all ranks voted one call ago: the same answer on every rank, never a device sync."""
+    def agree(self, step_left_s: float, stop_cost_s: float, cast: Cast | None = None) -> Vote:
+        """What all ranks voted one call ago: the same answer on every rank, never a device sync.
+
+        The votes go by `cast`, where something is exchanged anyway, or else over gloo.
+        """
         mine = self.vote(step_left_s, stop_cost_s)
         if self._comm.control is None:
             return mine
-        agreed = Vote.GO_ON
-        if self._work is not None:
-            self._work.wait()
-            agreed = Vote(int(self._votes))
+        agreed = self.settle()
         if not agreed.stops:
-            self._votes.fill_(int(mine))
-            self._work = dist.all_reduce(
-                self._votes, op=dist.ReduceOp.MAX, group=self._comm.control, async_op=True
-            )
+            self._read = (cast or self._cast_over_gloo)(mine)
         return agreed
 
-    def settle(self) -> None:
-        """Waits for the vote under way, so that nothing is in flight when the group is closed."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+    def settle(self) -> Vote:
+        """The vote under way, waited for: nothing is in flight when the group is closed."""
+        read, self._read = self._read, None
+        return read() if read else Vote.GO_ON
+
+    def _cast_over_gloo(self, mine: Vote) -> Callable[[], Vote]:
+        votes = torch.tensor([int(mine)], dtype=torch.int32)
+        control = self._comm.control
+        work = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=control, async_op=True)
+
+        def read() -> Vote:
+            work.wait()
+            return Vote(int(votes))
+
+        return read
 
     def _is_late(self, extra_s: float) -> bool:
         return self._deadline is not None and (

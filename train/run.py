@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from train.epoch import EpochMeter, check_finite, check_skipped, describe_epoch
 from train.evaluate import Accuracy
 from train.failure import end_all_ranks, record_failure
 from train.feed import open_batches
-from train.interrupt import Interrupt, Vote
+from train.interrupt import Cast, Interrupt, Vote
 from train.keeper import Keeper
 from train.launch import Launch, detect_launch
 from train.model import save_state_dict
@@ -144,16 +145,14 @@ class Run:
 
     def train(self) -> Vote:
         """Trains epoch by epoch; gives the vote that stopped it, or GO_ON at the end."""
-        progress, total = self.progress, self.setup.total_steps
+        progress, total, vote = self.progress, self.setup.total_steps, Vote.GO_ON
         batches = open_batches(self.setup, self.trainer.step, not progress.is_evaluated)
-        while self.trainer.step < total or not progress.is_evaluated:
+        while not vote.stops and (self.trainer.step < total or not progress.is_evaluated):
             vote = self.train_epoch(batches) if progress.is_evaluated else Vote.GO_ON
             if not vote.stops:
                 vote = self.evaluate_epoch(batches)
-            if vote.stops:
-                return vote
         self.interrupt.settle()
-        return Vote.GO_ON
+        return vote
 
     def train_epoch(self, batches: Iterator[Batch]) -> Vote:
         """Steps to the end of the epoch or of the run, or to an agreed stop."""
@@ -173,7 +172,8 @@ class Run:
     def train_step(self, batches: Iterator[Batch], end: int) -> Vote:
         """One step, and what is due after it: a line of progress, a checkpoint."""
         self.ask_for_checkpoint()
-        vote, skipped = self.trainer.run_step(batches, self.clock, self.agree)
+        agree = partial(self.agree, cast=self.trainer.cast)
+        vote, skipped = self.trainer.run_step(batches, self.clock, agree)
         if vote.abandons_step:
             return vote
         self.meter.count_step(skipped, self.cfg.skip_bad_images)
@@ -185,9 +185,9 @@ class Run:
             self.save()
         return vote
 
-    def agree(self, step_left_s: float) -> Vote:
+    def agree(self, step_left_s: float, cast: Cast | None = None) -> Vote:
         write_s = self.keeper.writer.last_write_s if self.keeper else 0.0
-        return self.interrupt.agree(step_left_s, stop_cost_s=2 * write_s)
+        return self.interrupt.agree(step_left_s, 2 * write_s, cast)
 
     def ask_for_checkpoint(self) -> None:
         """Rank 0 watches the interval, and what the writer found."""

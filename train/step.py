@@ -16,7 +16,7 @@ from dataset.errors import UserError
 from train.comm import Comm
 from train.compat import compile_model, make_scaler, wrap_ddp
 from train.data import Batch
-from train.interrupt import Vote
+from train.interrupt import Cast, Vote
 from train.norm import StepStatistics
 from train.optim import Ema, make_optimizer, match_layout, set_lr
 from train.recipe import Recipe, lr_at
@@ -122,6 +122,11 @@ class Trainer:
     @property
     def lr(self) -> float:
         return lr_at(self.recipe, self.step, self.plan.steps_per_epoch, self.schedule_steps)
+
+    @property
+    def cast(self) -> Cast | None:
+        """How a vote travels with a step; None: a step has several votes, or no batch norm."""
+        return self.statistics.cast if self.statistics.carries_votes else None
 
     def run_step(
         self, batches: Iterator[Batch], clock: PhaseClock, agree: Callable[[float], Vote]

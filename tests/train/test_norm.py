@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import ranks
 from train.comm import Comm
+from train.interrupt import Vote
 from train.launch import detect_launch
 from train.norm import StepStatistics
 
@@ -90,7 +93,28 @@ def save_steps(folder: Path) -> None:
     launch = detect_launch(os.environ)
     comm = Comm(launch, "gloo", 60)
     torch.save(run_steps(launch.rank, launch.world_size), folder / f"{launch.rank}.pt")
+    if launch.world_size == NUM_PARTS:
+        vote_in_steps(launch.rank, launch.world_size)
     comm.close()
+
+
+def vote_in_steps(rank: int, world: int) -> None:
+    """Each vote, cast by one rank after the other, is heard by all; then it is forgotten."""
+    model = make_model()
+    statistics = StepStatistics(model, 1, world)
+    assert statistics.carries_votes
+    for voter, vote in enumerate([*Vote, Vote.SAVE, Vote.GO_ON]):
+        mine = vote if voter % world == rank else Vote.GO_ON
+        read = statistics.cast(mine)
+        statistics.begin()
+        run_microbatch(model, statistics, 0, rank, is_last=True)
+        statistics.finish()
+        assert read() is vote
+    model(microbatch(0, 0).fill_(torch.nan))  # no number in the statistics is taken for a vote
+    read = statistics.cast(Vote.EXIT if rank == 1 else Vote.REQUEUE)
+    run_microbatch(model, statistics, 0, rank, is_last=True)
+    statistics.finish()
+    assert read() is Vote.EXIT
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -148,8 +172,58 @@ def test_an_abandoned_step_leaves_no_trace(done: int) -> None:
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
+class Operators(TorchDispatchMode):
+    """Writes down the operators that are dispatched: on a GPU each is a launch or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (1, ["_foreach_add_"]),  # the counters
+        (3, ["_foreach_copy_"] * 4 + ["_foreach_add_"] * 2 + ["_foreach_div_", "_foreach_copy_"]
+            + ["_foreach_add_"]),
+    ],
+)  # fmt: skip
+def test_the_statistics_of_a_step_cost_few_launches_however_many_layers(
+    parts: int, expected: list[str]
+) -> None:
+    model = make_model()
+    statistics = StepStatistics(model, parts, 1)
+    with Operators() as operators:
+        statistics.begin()
+        for part in range(parts):
+            statistics.after_forward(part == parts - 1)
+            statistics.after_backward(part == parts - 1)
+        statistics.finish()
+    assert sorted(operators.names) == sorted(expected)
+    with Operators() as operators:
+        model(microbatch(0, 0))
+    assert "add_" not in operators.names  # no layer counts its batches
+
+
+def test_the_counter_of_a_layer_is_saved_and_loaded() -> None:
+    model, other = make_model(), make_model()
+    statistics, _ = StepStatistics(model, 1, 1), StepStatistics(other, 1, 1)
+    for _ in range(NUM_STEPS):
+        statistics.begin()
+        run_microbatch(model, statistics, 0, 0, is_last=True)
+        statistics.finish()
+    other.load_state_dict(model.state_dict())
+    assert [int(m.state_dict()["1.num_batches_tracked"]) for m in (model, other)] == [NUM_STEPS] * 2
+
+
 def test_a_model_without_batch_norm_is_left_alone() -> None:
     statistics = StepStatistics(nn.Linear(2, 2), 2, 1)
+    assert not statistics.carries_votes
     statistics.begin()
     for is_last in (False, True):
         statistics.after_forward(is_last)
