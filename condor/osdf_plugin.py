@@ -26,7 +26,8 @@ from dataset.fetch import Job, fetch_object
 from dataset.folder import RECORD, Ledger
 from dataset.lookup import Access, Options
 from dataset.probe import check_network
-from dataset.tokens import TokenStore, redact
+from dataset.redaction import redact
+from dataset.tokens import TokenStore
 
 CAPABILITIES = {
     "MultipleFileSupport": True,
@@ -100,7 +101,7 @@ def fetch_all(orders: Sequence[Order], environ: Mapping[str, str]) -> list[dict[
         except Exception as error:
             signal.setitimer(signal.ITIMER_REAL, 0)
             if not isinstance(error, (CommandError, OSError)):
-                traceback.print_exc()  # our bug; HTCondor is told all the same
+                print(redact(traceback.format_exc()), file=sys.stderr)  # our bug
             results.append(describe(order, begin, error=error))
     return results
 

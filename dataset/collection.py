@@ -15,7 +15,9 @@ from dataset.errors import DataError, PassingError, UserError
 from dataset.federation import Target, Verdict, speaks_for_federation
 from dataset.lookup import Lookup
 from dataset.receive import read_retry_after
+from dataset.redaction import holds_secret
 from dataset.sources import MAX_RETRY_AFTER_S
+from dataset.tokens import may_carry_secret
 from dataset.webdav import Entry, parse_listing
 
 log = logging.getLogger("trainyard.fetch")
@@ -67,7 +69,7 @@ class Lister:
     def __init__(self, lookup: Lookup, target: Target) -> None:
         self._lookup = lookup
         self._target = target
-        self._pool = Pool(SILENCE * lookup.options.stall_s)
+        self._pool = Pool(SILENCE * lookup.options.stall_s, lookup.reach)
         self._base: tuple[str, bool] | None = None
 
     def is_collection(self) -> bool:
@@ -153,7 +155,10 @@ class Lister:
     def _try(self, path: str, depth: int, folder: str) -> list[Entry] | NoListing:
         """One request; every failure is returned."""
         try:
-            return parse_listing(self._ask(path, depth), folder)
+            entries = parse_listing(self._ask(path, depth), folder)
+            if any(holds_secret(entry.path) for entry in entries):  # it would name a file
+                raise ValueError("it repeats our token in a name")
+            return entries
         except NoListing as error:
             return error
         except NETWORK_ERRORS as error:  # before ValueError: a bad certificate is one as well
@@ -191,6 +196,8 @@ class Lister:
         answer = self._lookup.ask(method="PROPFIND")
         if answer.verdict is not Verdict.FOUND:
             raise NoListing(answer.reason, judge_status(answer.status, answer.is_pelican))
-        where = answer.namespace.collections_url or answer.sources[0]
+        where, wants_token = answer.namespace.collections_url, answer.namespace.require_token
+        if not where or (wants_token and not may_carry_secret(where)):
+            where = answer.sources[0]
         parts = urlsplit(where)
-        return f"{parts.scheme}://{parts.netloc}", answer.namespace.require_token
+        return f"{parts.scheme}://{parts.netloc}", wants_token

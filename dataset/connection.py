@@ -15,8 +15,9 @@ from urllib.parse import quote, urlsplit
 
 from dataset.federation import is_address, join_address
 from dataset.framing import ChunkedBody, ProtocolError, is_chunked, read_length
+from dataset.reach import Reach
+from dataset.redaction import redact
 from dataset.tls import tls_context
-from dataset.tokens import redact
 
 USER_AGENT = "trainyard-fetch/1"
 CONNECT_S = 10.0
@@ -43,7 +44,7 @@ def find_place(url: str) -> Place:
 class Connection:
     """One TCP connection to a server; `cut` may be called from any thread and never blocks."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, reach: Reach | None = None) -> None:
         self.place = find_place(url)
         scheme, host, port = self.place
         connect_s = min(CONNECT_S, timeout_s)
@@ -53,6 +54,8 @@ class Connection:
             )
         else:
             self._http = http.client.HTTPConnection(host, port, timeout=connect_s)
+        if reach is not None:
+            self._http._create_connection = reach.connect  # type: ignore[attr-defined]
         self._timeout_s = timeout_s
         self.was_used = False
         self._sock: socket.socket | None = None
@@ -173,8 +176,9 @@ class Answer:
 class Pool:
     """Idle connections by place, shared by all threads of a transfer."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, reach: Reach | None = None) -> None:
         self.timeout_s = timeout_s
+        self.reach = reach
         self._idle: dict[Place, list[Connection]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -188,7 +192,7 @@ class Pool:
                 if connection.is_quiet:
                     return connection
                 connection.close()
-        return Connection(url, self.timeout_s)
+        return Connection(url, self.timeout_s, self.reach)
 
     def ask(
         self,
@@ -228,10 +232,12 @@ class Pool:
 
 
 def redirect_target(url: str, location: str) -> str:
-    """Where a Location leads; only http and https are followed."""
+    """Where a Location leads; only http and https are followed, and never from https to http."""
     target = join_address(url, location)
     if target is None:
         raise ProtocolError(f"a redirect to {redact(location)!r} is not followed")
+    if url.startswith("https:") and not target.startswith("https:"):
+        raise ProtocolError(f"a redirect from https to {redact(target)!r} is not followed")
     return target
 
 

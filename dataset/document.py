@@ -19,7 +19,7 @@ from dataset.connection import (
     redirect_target,
 )
 from dataset.framing import ProtocolError
-from dataset.tokens import redact
+from dataset.redaction import redact
 
 WATCH_S = 0.1
 

@@ -6,9 +6,11 @@ import errno
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable
 
 from dataset.packages import describe_missing
+from dataset.redaction import redact
 
 DONE = 0
 CRASH = 1  # our bug: a traceback
@@ -83,14 +85,15 @@ def run_command(main: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # `… | head`: keep the interpreter's last flush quiet too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except OSError as error:
-        message = describe_os_error(error)
+    except Exception as error:
+        message = describe_os_error(error) if isinstance(error, OSError) else None
         if message is None:
-            raise
+            print(redact(traceback.format_exc()), end="", file=sys.stderr, flush=True)
+            return CRASH
         return _report(message, USER_MISTAKE)
 
 
 def _report(message: str, code: int) -> int:
     logging.getLogger("trainyard").debug("exit %d", code, exc_info=True)
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(redact(f"error: {message}"), file=sys.stderr, flush=True)
     return code

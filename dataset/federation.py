@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urljoin, urlsplit
 
 from dataset.errors import UserError
-from dataset.tokens import drop_signature, redact
+from dataset.redaction import redact, redact_name
+from dataset.tokens import drop_signature, may_carry_secret
 from dataset.untrusted import parse_count, parse_json
 
 OSDF_DISCOVERY = "https://osg-htc.org"
@@ -34,8 +35,8 @@ class Target:
     def identity(self) -> str:
         """The text that names this object in journals, logs and summaries: never a secret."""
         if self.scheme == "pelican":
-            return redact(f"pelican://{urlsplit(self.discovery or '').netloc}{self.path}")
-        return redact(drop_signature(self.url))
+            return redact_name(f"pelican://{urlsplit(self.discovery or '').netloc}{self.path}")
+        return redact_name(drop_signature(self.url))
 
     @property
     def name(self) -> str:
@@ -266,6 +267,11 @@ def read_director_answer(status: int, headers: Mapping[str, str], base: str) -> 
         if not sources and location is not None:
             sources = [location]
         sources = [drop_authz(url) for url in sources]
+        if namespace.require_token and not all(map(may_carry_secret, sources)):
+            sources = [url for url in sources if may_carry_secret(url)]
+            if not sources:
+                reason = "the director names only plain http for an object that wants a token"
+                return DirectorAnswer(Verdict.PASSING, reason=reason, status=status)
         if sources and (is_pelican or "link" in headers):
             return DirectorAnswer(Verdict.FOUND, tuple(sources), namespace, status=status)
         reason = f"{status} without a Pelican answer"

@@ -21,6 +21,7 @@ from dataset.journal import Journal, Progress, journal_path, part_path, read_jou
 from dataset.lookup import Access, Lookup, Options
 from dataset.partial import discard, open_part, resume
 from dataset.probe import Digest, find_size
+from dataset.redaction import redact
 from dataset.store import ChunkStore, DiskError
 from dataset.summary import Summary
 from dataset.transfer import ObjectChanged, OtherSizes, Transfer
@@ -55,7 +56,7 @@ def fetch_object(
         _fetch(job, lookup, summary, on_tick)
         summary.status = "done"
     except Exception as error:
-        summary.error = str(error)
+        summary.error = redact(str(error))
         error.summary = summary  # type: ignore[attr-defined]
         raise
     finally:

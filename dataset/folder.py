@@ -16,6 +16,7 @@ from typing import Any
 
 from dataset.errors import PassingError, UserError
 from dataset.journal import part_path
+from dataset.redaction import redact_all
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -136,7 +137,7 @@ class Ledger:
             "object": identity,
             "size": stat.st_size,
             "mtime_ns": stat.st_mtime_ns,
-            "verified": list(verified),
+            "verified": redact_all(verified),
             "digests": dict(digests),
         }
 

@@ -22,14 +22,16 @@ from dataset.federation import (
     parse_discovery,
     read_director_answer,
 )
+from dataset.reach import Reach
+from dataset.redaction import redact
 from dataset.sources import Sources
 from dataset.tokens import (
     Logins,
     TokenStore,
     find_login,
+    hold_url_secrets,
     may_carry_secret,
     read_logins,
-    redact,
 )
 
 log = logging.getLogger("trainyard.fetch")
@@ -103,7 +105,8 @@ class Lookup:
         self.lock = threading.RLock()
         self.answer = DirectorAnswer(Verdict.PASSING, reason="not asked yet")
         self.num_lookups = 0
-        self._pool = Pool(min(options.stall_s, LOOKUP_TIMEOUT_S))
+        self.reach = pool.reach = Reach(target.discovery or target.url)
+        self._pool = Pool(min(options.stall_s, LOOKUP_TIMEOUT_S), self.reach)
         self._director: str | None = None
         self._next_lookup = 0.0
         self._failed_lookups = 0
@@ -114,6 +117,7 @@ class Lookup:
         self._started = time.monotonic()
         self._running = threading.Lock()
         self.pool = pool
+        hold_url_secrets(target.url)
         if target.scheme != "pelican":
             access.login(target.url)  # a broken ~/.netrc is said here and not by a thread
 

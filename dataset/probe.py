@@ -225,7 +225,7 @@ def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> Digest | N
     The origin is asked first: a cache's digest is that of its own copy, which may be the damaged
     one. XRootD reads the whole file for it, seconds for each GB; a cache may answer 405 and close.
     """
-    pool = Pool(timeout_s)
+    pool = Pool(timeout_s, lookup.reach)
     try:
         origin = lookup.ask(directread=True)
         token = origin.namespace.require_token

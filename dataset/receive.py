@@ -23,6 +23,7 @@ from dataset.connection import (
 from dataset.framing import ProtocolError
 from dataset.journal import CHUNK, chunk_length
 from dataset.lookup import Lookup
+from dataset.redaction import redact
 from dataset.sources import Source
 from dataset.untrusted import parse_count, shorten
 
@@ -149,7 +150,7 @@ def _own_etag(answer: Answer, source: Source) -> str | None:
     if urlsplit(answer.url)[:2] != urlsplit(source.url)[:2]:
         return None
     etag = answer.headers.get("etag")
-    return etag.removeprefix("W/") if etag else None
+    return redact(etag.removeprefix("W/")) if etag else None
 
 
 def _is_page(answer: Answer) -> bool:

@@ -200,7 +200,7 @@ class SmallFiles:
 
     def _ask_again(self, url: str, headers: Mapping[str, str], kind: str) -> str | None:
         """On a new connection: XRootD may repeat the Digest of an earlier request on a kept one."""
-        pool = Pool(self._lookup.pool.timeout_s)
+        pool = Pool(self._lookup.pool.timeout_s, self._lookup.reach)
         try:
             return self._ask_digest(pool, url, headers, kind)
         finally:

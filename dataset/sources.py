@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from dataset.tokens import redact
+from dataset.redaction import redact
 
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0

@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataset.redaction import redact
+
 log = logging.getLogger("trainyard.fetch")
 
 
@@ -30,5 +32,6 @@ class Summary:
 
     def say(self, note: str) -> None:
         """A fact that the user should see, in the log now and in the summary later."""
+        note = redact(note)
         log.info("%s", note)
         self.notes.append(note)

@@ -1,4 +1,4 @@
-"""Secrets: where a token or a password is found, who may see it, and how text is cleaned of it."""
+"""Secrets: where a token or a password is found, and who may see it."""
 
 from __future__ import annotations
 
@@ -12,33 +12,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dataset.errors import UserError
+from dataset.redaction import SIGNATURES, hold_secret
 from dataset.untrusted import parse_json
 
 Logins = netrc.netrc
 _LAST_DATE_S = 253402300799.0  # the end of the year 9999: later ones cannot be printed
-# The parts of a signed address that open it to whoever reads them.
-_SIGNATURES = (
-    *("x-amz-signature", "x-amz-credential", "x-amz-security-token"),
-    *("x-goog-signature", "x-goog-credential", "signature", "sig", "token", "access_token"),
-    *("authz", "bearer_token", "awsaccesskeyid", "googleaccessid", "key-pair-id", "policy"),
-)
 # What else changes when an address is signed again: S3, Google, CloudFront, Azure.
 _SIGNED_WITH = re.compile(r"x-(?:amz|goog)-.*|expires|s[eptvr]|spr|sk[a-z]+")
-_SECRETS = (
-    re.compile(rf"(?i)((?<![\w-])(?:{'|'.join(_SIGNATURES)})=)[^&\s\"'<>;,)]+"),
-    re.compile(r"(?i)(authz=|access_token=|bearer_token=)[^&\s\"'<>;,)]+"),
-    re.compile(r"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic)\s+)[^\s\"',;)]+"),
-    re.compile(r"(?i)(\b(?:bearer|basic)(?:\s+|%20))[A-Za-z0-9._~+/=-]{8,}"),
-    re.compile(r"(://)[^/?#\s\"'<>]+(?=@)"),  # user:password@host, up to the last @
-    re.compile(r"()\beyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?"),  # a bare JWT
-)
-
-
-def redact(text: str) -> str:
-    """The text without tokens and passwords."""
-    for pattern in _SECRETS:
-        text = pattern.sub(r"\1[removed]", text)
-    return text
 
 
 def drop_signature(url: str) -> str:
@@ -49,11 +29,21 @@ def drop_signature(url: str) -> str:
     kept = [
         pair
         for name, pair in pairs
-        if name not in _SIGNATURES and not (is_signed and _SIGNED_WITH.fullmatch(name))
+        if name not in SIGNATURES and not (is_signed and _SIGNED_WITH.fullmatch(name))
     ]
     if len(kept) == len(pairs):
         return url
     return parts._replace(query="&".join(kept)).geturl()
+
+
+def hold_url_secrets(url: str) -> None:
+    """A password or a signature in an address that the user gave is not shown in other places."""
+    parts = urlsplit(url)
+    pairs = [pair.partition("=") for pair in parts.query.split("&")]
+    values = [value for name, _, value in pairs if name.lower() in SIGNATURES]
+    for value in (parts.password or "", *values):
+        hold_secret(value)
+        hold_secret(unquote(value))
 
 
 def is_loopback(host: str) -> bool:
@@ -112,6 +102,7 @@ class TokenStore:
         """The first token of the usual places; an expired one only when there is no other."""
         expired = None
         for token in self._candidates():
+            hold_secret(token)
             expiry = read_expiry(token)
             if expiry is None or expiry > time.time():
                 return token
@@ -169,7 +160,10 @@ def read_logins(environ: Mapping[str, str], file: Path | None = None) -> Logins 
     if not path.is_file():
         return None
     try:
-        return Logins(str(path))
+        logins = Logins(str(path))
+        for _, _, password in logins.hosts.values():
+            hold_secret(password or "")
+        return logins
     except netrc.NetrcParseError as error:  # its text may hold a password
         where = f"{path}, line {error.lineno}"
     except (OSError, UnicodeDecodeError) as error:
@@ -189,4 +183,7 @@ def find_login(url: str, logins: Logins | None) -> str | None:
 
 
 def _basic(user: str, password: str) -> str:
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+    value = base64.b64encode(f"{user}:{password}".encode()).decode()
+    hold_secret(password)
+    hold_secret(value)
+    return f"Basic {value}"

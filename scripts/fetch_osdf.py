@@ -17,6 +17,7 @@ from dataset.checksum import parse_given
 from dataset.dry_run import describe_sources
 from dataset.errors import UserError, run_command
 from dataset.lookup import Options
+from dataset.redaction import redact_all
 from dataset.remote import fetch_urls
 from dataset.request import METHODS, Request
 from dataset.summary import Summary
@@ -130,7 +131,8 @@ def _read_duration(text: str) -> float:
 
 
 def _write_summaries(path: Path | None, summaries: list[Summary]) -> None:
-    text = json.dumps([dataclasses.asdict(summary) for summary in summaries], indent=1) + "\n"
+    told = redact_all([dataclasses.asdict(summary) for summary in summaries])
+    text = json.dumps(told, indent=1) + "\n"
     if path == Path("-"):
         print(text, end="")
     elif path is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dataset import redaction
 from tests.cluster import SERVICES
 from tests.gpu_sim import build as gpu_sim
 from tests.gpu_sim.ranks import HAS_GPU
@@ -99,6 +100,13 @@ def _run_service(name: str) -> Iterator[ModuleType]:
     yield service
     if not was_up:
         service.down()
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests() -> Iterator[None]:
+    """What one test holds as a secret may be a word in the messages of the next."""
+    yield
+    redaction.forget_secrets()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dataset.errors import UserError
+from dataset.redaction import redact_name
 
 EXAMPLE = """examples:
   python -m train DATA -a resnet50 -b 256 --epochs 90          one process, all it can see
@@ -111,7 +112,7 @@ class TrainConfig:
 
     def as_record(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        values = dataclasses.asdict(self)
+        values = {**dataclasses.asdict(self), "data": redact_name(self.data)}  # a URL may be signed
         return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
 
 

@@ -48,14 +48,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running(handler: type[Handler], **fields: object) -> Iterator[str]:
+def running(handler: type[Handler], host: str = "127.0.0.1", **fields: object) -> Iterator[str]:
     """The address of a server on loopback whose handlers have these fields."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (handler,), fields))
+    server = ThreadingHTTPServer((host, 0), type("Bound", (handler,), fields))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://{host}:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
