@@ -26,7 +26,7 @@ from dataset.listing import (
     find_in_tree,
     order_images,
 )
-from dataset.member_names import show
+from dataset.member_names import is_class_tar, is_hidden, show
 from dataset.parallel_walk import walk_tar_in_parts
 from dataset.tar_entry import BLOCK, Pread, iter_tar
 from dataset.tar_walk import Entries, walk_tar
@@ -107,9 +107,10 @@ def _read_s(pread: Pread, tar_size: int) -> float:
 
 
 def is_nested(pread: Pread, tar_size: int, path: Path) -> bool:
-    """Whether the first file of the tar is itself a tar: then all are class tars."""
+    """Whether the first file of the tar, hidden ones apart, is a tar: then all are class tars."""
     for entry in iter_tar(pread, 0, tar_size, str(path)):
-        return entry.name.endswith(b".tar")
+        if not is_hidden(entry.name):
+            return is_class_tar(entry.name)
     raise DataError(f"{path} holds no files; fetch it again")
 
 
@@ -132,7 +133,7 @@ def _walk_class_tars(
                 raise
             return error
 
-    tars = [row for row, name in enumerate(outer.names) if name.endswith(b".tar")]
+    tars = [row for row, name in enumerate(outer.names) if is_class_tar(name)]
     if threads == 1:
         walked = [walk(row) for row in tars]
     else:

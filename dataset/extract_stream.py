@@ -28,7 +28,7 @@ from dataset.listing import (
     folders_below,
     name_in_class,
 )
-from dataset.member_names import check_names, is_image, is_wnid, show
+from dataset.member_names import check_names, is_class_tar, is_image, is_wnid, show
 from dataset.output_folder import OutputFolder
 from dataset.tar_entry import ENDLESS, Entry, Pread, iter_tar
 from dataset.writing import Progress, Written
@@ -93,7 +93,7 @@ class StreamWriter:
         current = b""
         for entry in iter_tar(pread, 0, ENDLESS, str(self._archive)):
             check_names([entry.name], str(self._archive))
-            if entry.name.endswith(b".tar"):
+            if is_class_tar(entry.name):
                 tars.append(entry.name)
                 check_outer_names(tars, self._archive)
                 self._write_class_tar(entry, pread)

@@ -62,8 +62,9 @@ def unknown_labels(archive: Path, names: Sequence[bytes]) -> UserError:
     """The error of a flat archive that is not the real set and has no label file."""
     return UserError(
         f"{archive} is flat and not the ILSVRC2012 validation set ({len(names)} images, first "
-        f"{show(min(names))}), so its labels are unknown; put {VALPREP} or {SOLUTION} beside it "
-        "or name one of them (--labels, --valprep_script)"
+        f"{show(min(names))}), so its labels are unknown; put {VALPREP} or {SOLUTION} beside it, "
+        "or name one: scripts/index_tar.py --labels FILE to train from the tar, "
+        "scripts/extract_ILSVRC_mp.py --valprep_script FILE to extract it"
     )
 
 

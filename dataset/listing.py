@@ -16,6 +16,7 @@ from dataset.member_names import (
     are_plain_images,
     check_names,
     file_name,
+    is_class_tar,
     is_image,
     is_wnid,
     show,
@@ -61,7 +62,7 @@ def check_outer_names(names: Sequence[bytes], path: Path) -> None:
     strays = [name for name in names if is_image(name)]
     if strays:
         raise DataError(f"{path} mixes class tars and images ({show(strays[0])}); repack it")
-    counts = Counter(class_of_tar(name) for name in names if name.endswith(b".tar"))
+    counts = Counter(class_of_tar(name) for name in names if is_class_tar(name))
     for wnid, num in counts.items():
         if num > 1:
             raise DataError(f"{path}: two class tars for the class {show(wnid)}; repack it")

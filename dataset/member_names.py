@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dataset.errors import DataError
 
-# The suffixes that folders of images are searched for, so that a folder and an archive agree.
+# For folders and archives alike: an image is what is_image says, and nothing else.
 IMAGE_SUFFIXES = (b".jpeg", b".jpg", b".png")
 _MAX_PART = 255  # bytes in a file name, on every filesystem of Linux
 _CONTROL = bytes(range(32)) + b"\x7f"
@@ -16,10 +16,21 @@ _WNID = re.compile(rb"n\d{8}")
 
 
 def is_image(path: bytes) -> bool:
-    """Whether a file is taken as an image: by its suffix, and not hidden (macOS adds ._ files)."""
-    name = path.rpartition(b"/")[2]
-    is_known = name[-5:] == b".JPEG" or name.lower().endswith(IMAGE_SUFFIXES)
-    return is_known and name[0] != ord(".")
+    """Whether a file is taken as an image: by its suffix, and neither it nor a folder is hidden."""
+    is_known = path[-5:] == b".JPEG" or path[-5:].lower().endswith(IMAGE_SUFFIXES)
+    return is_known and not is_hidden(path)
+
+
+def is_class_tar(path: bytes) -> bool:
+    """Whether a member of an outer tar holds the images of a class."""
+    return path.endswith(b".tar") and not is_hidden(path)
+
+
+def is_hidden(path: bytes) -> bool:
+    """Whether a part of a path is hidden: macOS adds ._NAME files, Jupyter .ipynb_checkpoints."""
+    if not path.startswith(b".") and b"/." not in path:
+        return False
+    return any(part[:1] == b"." and part not in (b".", b"..") for part in path.split(b"/"))
 
 
 def are_plain_images(paths: Sequence[bytes]) -> bool:

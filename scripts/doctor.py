@@ -89,7 +89,9 @@ def describe(findings: list[Finding]) -> str:
         if finding.level != OK:
             lines += ["", f"{finding.level}: {finding.problem}"]
     if not any(finding.level == WRONG for finding in findings):
-        lines += ["", "nothing is wrong here"]
+        num_notes = sum(finding.level != OK for finding in findings)
+        above = f", but see the note{'s' * (num_notes > 1)} above" if num_notes else ""
+        lines += ["", f"nothing is wrong here{above}"]
     return "\n".join(lines) + "\n"
 
 

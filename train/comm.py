@@ -104,6 +104,10 @@ class Comm:
         if self._store is not None:
             self._store.add(f"done/{what}", 1)
 
+    def claim(self, what: str) -> bool:
+        """Whether this rank is the first that wants to do something; True without a store."""
+        return self._store is None or bool(self._store.add(f"claim/{what}", 1) == 1)
+
     def watch(self, on_failure: Callable[[str, int], None]) -> None:
         """Starts a thread that beats for this rank and calls on_failure when another one fails."""
         if self._store is not None:

@@ -81,6 +81,7 @@ class TrainConfig:
     federation: str | None = _flag(None, "discovery host of osdf:// URLs, instead of OSDF's")
     token: Path | None = _flag(None, "file with the bearer token of a protected DATA")
     index_dir: Path | None = _flag(None, "where tar indexes go when DATA is read-only")
+    allow_empty_classes: bool = _flag(False, "class folders without an image are classes too")
     skip_bad_images: int = _flag(0, "undecodable images an epoch to replace and count")
     tensorboard: bool = _flag(False, "also write TensorBoard events into the output")
     show_recipe: bool = _flag(False, "print the recipe of this batch size and stop")

@@ -13,6 +13,7 @@ import torch
 
 from dataset.errors import CommandError, DataError
 from train.decode import UNIFORMS_PER_SAMPLE, Decoder, Uniforms
+from train.reads import Reads
 from train.sampler import (
     MAX_VAL_BATCH,
     BatchPlan,
@@ -113,13 +114,15 @@ class Images:
             batch = min(plan.microbatch, MAX_VAL_BATCH)
             self.val_batches = split_validation(len(val), batch, plan.rank, plan.world_size)
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
+        self.reads = Reads()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_order"}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_order", "reads")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
+        self.reads = Reads()
 
     def _make_order(self, epoch: int) -> Int64s:
         return epoch_order(self.seed, epoch, len(self.train))
@@ -133,6 +136,12 @@ class Images:
         if item.is_val:
             return self.val_batches[item.part]
         return self.plan.select(self._order(item.epoch), item.step_in_epoch, item.part)
+
+    def where(self, is_val: bool, index: int) -> str:
+        """Where the bytes of a sample are."""
+        source = self.val if is_val else self.train
+        assert source is not None
+        return source.where(index)
 
     def __getitem__(self, item: Item) -> Batch:
         """The whole batch, made in this thread; an error comes as a value, not as a traceback."""
@@ -173,15 +182,14 @@ class Images:
         assert draft.uniforms is not None
         index = int(draft.indices[slot])
         for _ in range(len(self.train)):
-            name, data = self.train.name(index), self.train.read(index)
+            where, data = self.train.where(index), self.reads.read(self.train, False, index)
             try:
-                self.decoder.train(data, name, draft.uniforms[slot], draft.pixels[slot])
+                self.decoder.train(data, where, draft.uniforms[slot], draft.pixels[slot])
                 draft.label_values[slot] = self.train.labels[index]
                 return
-            except DataError:
-                if not self.tolerate_bad:
-                    raise
-                draft.skipped.append((slot, name))
+            except DataError as error:
+                self._refuse(error)
+                draft.skipped.append((slot, where))
                 index = (index + 1) % len(self.train)
         raise DataError("no training image can be decoded; is the data damaged?")
 
@@ -189,12 +197,18 @@ class Images:
         """The sample, or label -1, which nobody counts."""
         assert self.val is not None
         index = int(draft.indices[slot])
-        name = self.val.name(index)
+        where, data = self.val.where(index), self.reads.read(self.val, True, index)
         try:
-            self.decoder.val(self.val.read(index), name, draft.pixels[slot])
-        except DataError:
-            if not self.tolerate_bad:
-                raise
+            self.decoder.val(data, where, draft.pixels[slot])
+        except DataError as error:
+            self._refuse(error)
             draft.pixels[slot] = 0
             draft.label_values[slot] = -1
-            draft.skipped.append((slot, name))
+            draft.skipped.append((slot, where))
+
+    def _refuse(self, error: DataError) -> None:
+        """Raises the error of an image that cannot be decoded, unless such images are tolerated."""
+        if not self.tolerate_bad:
+            raise DataError(
+                f"{error}; --skip-bad-images N leaves out up to N such images an epoch"
+            ) from None

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from dataset.errors import DataError, UserError
 from train.jpeg import Kernel, load_kernel
@@ -147,6 +147,9 @@ def _central_crop(width: int, height: int) -> tuple[int, int, int, int]:
 def _open(data: bytes, name: str) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data)).convert("RGB")
+    except UnidentifiedImageError:  # its text is the address of our buffer
+        reason = "it starts like no image" if data else "it is empty (0 bytes)"
+        raise DataError(f"cannot decode {name}: {reason}") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error).replace("\n", " ")
         raise DataError(f"cannot decode {name}: {reason}") from None

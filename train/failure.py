@@ -10,6 +10,7 @@ import traceback
 import torch
 
 from dataset.errors import (
+    CHECKPOINTED,
     CRASH,
     DIVERGED,
     INTERRUPTED,
@@ -81,7 +82,10 @@ def record_failure(recorder: Recorder | None, message: str, code: int) -> None:
     if recorder is None:
         return
     try:
-        recorder.finish("failed", code, f"error: {message}")
+        if code == CHECKPOINTED:  # another rank saved, see train/stranded.py
+            recorder.finish("checkpointed", code, message)
+        else:
+            recorder.finish("failed", code, f"error: {message}")
     except OSError as error:
         print(f"run.json could not be written: {error}", file=sys.stderr, flush=True)
 

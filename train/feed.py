@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from train.data import Batch, Images, Item, Schedule
+from train.interrupt import Vote
 from train.loader import copy_ahead, dummy_batches, load_batches
+from train.patience import PatientBatches, Stop
 from train.prepare import Setup
 
 
@@ -25,19 +27,28 @@ def open_images(setup: Setup) -> Images:
     )
 
 
-def open_batches(setup: Setup, step: int, validate_first: bool) -> Iterator[Batch]:
-    """Everything that is to be trained and validated from a step on, in order."""
+def open_batches(setup: Setup, step: int, validate_first: bool, stop: Stop) -> Iterator[Batch]:
+    """Everything that is to be trained and validated from a step on, in order.
+
+    stop says, while a batch is waited for, whether this rank wants to end.
+    """
     device, total = setup.placement.device, setup.total_steps
     if setup.dataset is None:
         size, num_classes = setup.cfg.image_size, setup.num_classes
         return dummy_batches(Schedule(setup.plan, 0, step, total), num_classes, size, device)
     images = open_images(setup)
     schedule = Schedule(setup.plan, len(images.val_batches), step, total, validate_first)
-    return copy_ahead(load_batches(images, schedule, setup.num_workers), device)
+    return _load(setup, images, schedule, stop)
 
 
 def open_validation(setup: Setup) -> Iterator[Batch]:
     """One pass over this rank's share of the validation set."""
     images = open_images(setup)
     items = [Item(0, -1, part) for part in range(len(images.val_batches))]
-    return copy_ahead(load_batches(images, items, setup.num_workers), setup.placement.device)
+    return _load(setup, images, items, lambda: Vote.GO_ON)
+
+
+def _load(setup: Setup, images: Images, items: Iterable[Item], stop: Stop) -> Iterator[Batch]:
+    device = setup.placement.device
+    batches = load_batches(images, items, setup.num_workers)
+    return copy_ahead(PatientBatches(batches, images, stop, device), device)

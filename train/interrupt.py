@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -106,6 +107,13 @@ class Interrupt:
             return Vote.REQUEUE_NOW if too_long else Vote.REQUEUE
         wanted, self.wanted = self.wanted, Vote.GO_ON
         return wanted
+
+    def vote_alone(self, stop_cost_s: float) -> Vote:
+        """What this rank wants while it waits for data, when the step may never end."""
+        wanted = self.wanted
+        vote = self.vote(math.inf, stop_cost_s)
+        self.wanted = wanted  # a checkpoint is asked for in the next agreement
+        return vote
 
     def agree(self, step_left_s: float, stop_cost_s: float, cast: Cast | None = None) -> Vote:
         """What all ranks voted one call ago: the same answer on every rank, never a device sync.

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from train.data import Batch, Draft, Images, Item, Schedule
 
@@ -21,13 +21,19 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def load_batches(images: Images, items: Iterable[Item], num_workers: int) -> Iterator[Batch]:
-    """The batches of the items, in order; the error of one is raised where it would have come."""
+    """The batches of the items, in order; the error of one is raised where it would have come.
+
+    Worker processes are started here and not with the first batch: torch hears of the death of a
+    worker, and a worker of that of its parent, by the thread that started it.
+    """
     if num_workers == 0:
-        batches: Iterable[Batch] = (images[item] for item in items)
-    elif images.decoder.releases_gil:
-        batches = _load_in_threads(images, items, num_workers)
-    else:
-        batches = _load_in_processes(images, items, num_workers)
+        return _raise_errors(images[item] for item in items)
+    if images.decoder.releases_gil:
+        return _raise_errors(_load_in_threads(images, items, num_workers))
+    return _raise_errors(_take(_start_processes(images, items, num_workers)))
+
+
+def _raise_errors(batches: Iterable[Batch]) -> Iterator[Batch]:
     for batch in batches:
         if batch.error:
             raise batch.kind(batch.error)
@@ -65,7 +71,8 @@ def _wait_for(draft: Draft, tasks: list[Future[None]]) -> Batch:
     return draft.finish()
 
 
-def _load_in_processes(images: Images, items: Iterable[Item], num_workers: int) -> Iterator[Batch]:
+def _start_processes(images: Images, items: Iterable[Item], num_workers: int) -> Iterator[Batch]:
+    """torch's loader with its workers at work."""
     # A worker must not touch CUDA; torch pins in a thread of this process.
     pin_memory, images.pin_memory = images.pin_memory, False
     loader: DataLoader[Batch] = DataLoader(
@@ -79,8 +86,12 @@ def _load_in_processes(images: Images, items: Iterable[Item], num_workers: int) 
         worker_init_fn=_init_worker,
         multiprocessing_context="fork",
     )
+    return iter(loader)
+
+
+def _take(batches: Iterator[Batch]) -> Iterator[Batch]:
     try:
-        yield from loader
+        yield from batches
     except (ConnectionError, EOFError) as error:  # killed while it was handing over a batch
         raise RuntimeError(f"DataLoader worker died ({type(error).__name__})") from error
 
@@ -144,9 +155,11 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-def _init_worker(_worker: int) -> None:
+def _init_worker(worker: int) -> None:
     """A worker computes on one core, and leaves Ctrl-C and the scheduler's signals to its rank."""
     _die_with_rank()
+    info: Any = get_worker_info()
+    info.dataset.reads.take_row(worker)
     torch.set_num_threads(1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

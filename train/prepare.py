@@ -171,7 +171,7 @@ def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
     if any(comm.gather(comm.world_size > 1 and needs_index(path, cfg.index_dir))):
         dataset = open_in_turns(path, cfg, launch, comm, num_nodes)
     else:
-        dataset = open_dataset(path, cfg.index_dir)
+        dataset = open_dataset(path, cfg.index_dir, allow_empty=cfg.allow_empty_classes)
     if len(set(comm.gather(dataset.fingerprint))) > 1:
         raise UserError(f"the ranks see different data at {cfg.data}; use one copy, or equal ones")
     return dataset
@@ -183,7 +183,7 @@ def open_in_turns(
     """The data set; rank 0 makes the missing indexes, then one rank a node where they are not."""
     turn = 0 if launch.is_main else 1 if launch.local_rank == 0 else 2
     comm.wait_until_done("index", (0, 1, num_nodes)[turn])
-    dataset = open_dataset(path, cfg.index_dir)
+    dataset = open_dataset(path, cfg.index_dir, allow_empty=cfg.allow_empty_classes)
     if turn < 2:
         comm.say_done("index")
     return dataset

@@ -26,12 +26,14 @@ from train.interrupt import Cast, Interrupt, Vote
 from train.keeper import Keeper
 from train.launch import Launch, detect_launch
 from train.model import save_state_dict
+from train.patience import Stranded
 from train.prepare import make_trainer, prepare, recipe_of
 from train.profile import measure_stage
-from train.progress import Progress
+from train.progress import EpochSums, Progress
 from train.recipe import describe
 from train.recorder import PhaseClock, Recorder, is_recorded_as_done, process_start_s
 from train.scheduler import exits_for_checkpoints, find_deadline, requeue
+from train.stranded import stop_for_all
 from train.validation import evaluate_only, validate
 
 log = logging.getLogger("trainyard")
@@ -99,7 +101,14 @@ class Run:
         self.meter = EpochMeter(self.trainer, self.clock, self.comm, self.progress)
         if self.keeper:  # a kill before the first checkpoint leaves a whole record too
             self.keeper.recorder.update([self.phases()], self.describe_progress())
-        vote = self.train()
+        try:
+            vote = self.train()
+        except Stranded as stranded:
+            log.warning("%s", stranded)
+            vote = stranded.vote
+            if self.comm.world_size > 1:
+                reason, estimate = self.interrupt.reason, lambda: self.state(self.meter.estimate())
+                stop_for_all(stranded, reason, self.setup, self.comm, self.recorder, estimate)
         return self.stop(vote) if vote.stops else self.finish()
 
     def is_done(self) -> bool:
@@ -146,7 +155,8 @@ class Run:
     def train(self) -> Vote:
         """Trains epoch by epoch; gives the vote that stopped it, or GO_ON at the end."""
         progress, total, vote = self.progress, self.setup.total_steps, Vote.GO_ON
-        batches = open_batches(self.setup, self.trainer.step, not progress.is_evaluated)
+        is_due = not progress.is_evaluated
+        batches = open_batches(self.setup, self.trainer.step, is_due, self.vote_alone)
         while not vote.stops and (self.trainer.step < total or not progress.is_evaluated):
             vote = self.train_epoch(batches) if progress.is_evaluated else Vote.GO_ON
             if not vote.stops:
@@ -186,8 +196,14 @@ class Run:
         return vote
 
     def agree(self, step_left_s: float, cast: Cast | None = None) -> Vote:
-        write_s = self.keeper.writer.last_write_s if self.keeper else 0.0
-        return self.interrupt.agree(step_left_s, 2 * write_s, cast)
+        return self.interrupt.agree(step_left_s, self.stop_cost_s, cast)
+
+    def vote_alone(self) -> Vote:
+        return self.interrupt.vote_alone(self.stop_cost_s)
+
+    @property
+    def stop_cost_s(self) -> float:
+        return 2 * self.keeper.writer.last_write_s if self.keeper else 0.0
 
     def ask_for_checkpoint(self) -> None:
         """Rank 0 watches the interval, and what the writer found."""
@@ -236,9 +252,11 @@ class Run:
             phases = self.comm.gather(self.phases())
             if not self.keeper:
                 return
-            state = self.trainer.state() | self.progress.to_state(sums) | self.setup.to_state()
-            self.keeper.save(state, is_best)
+            self.keeper.save(self.state(sums), is_best)
         self.keeper.recorder.update(phases, self.describe_progress())
+
+    def state(self, sums: EpochSums) -> dict[str, Any]:
+        return self.trainer.state() | self.progress.to_state(sums) | self.setup.to_state()
 
     def describe_progress(self) -> dict[str, Any]:
         steady = self.meter.steady_images_per_s

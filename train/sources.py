@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
+import logging
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,14 +15,16 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dataset.class_folders import list_classes, list_images, refuse_empty
 from dataset.errors import CommandError, DataError, PassingError, UserError, describe_os_error
 from dataset.index import find_current, find_or_build_index
 from dataset.index_file import TarIndex
 from dataset.output_folder import find_unfinished
 
+log = logging.getLogger("trainyard")
+
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 ZIP_NAME = "imagenet-object-localization-challenge.zip"
-IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
 class Source(Protocol):
@@ -31,6 +35,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
     def name(self, index: int) -> str: ...
+    def where(self, index: int) -> str: ...
     def raw_names(self, start: int, end: int) -> list[bytes]: ...
     def read(self, index: int) -> bytes: ...
 
@@ -38,22 +43,24 @@ class Source(Protocol):
 class FolderSource:
     """The images of root/CLASS/FILE. Names are one blob, so that forked workers share the pages."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, allow_empty: bool = False) -> None:
         self.root = root
-        self.classes = sorted(
-            (entry.name for entry in os.scandir(root) if entry.is_dir()), key=os.fsencode
-        )
+        self.classes = list_classes(root)
         if not self.classes:
             raise UserError(f"no class folders in {root}; run scripts/extract_ILSVRC_mp.py")
-        blob, ends, labels = bytearray(), [0], []
+        blob, ends, labels, empty = bytearray(), [0], [], []
         for label, wnid in enumerate(self.classes):
-            files = [os.fsencode(e.name) for e in os.scandir(root / wnid)]
-            for file in sorted(f for f in files if f.lower().endswith(_SUFFIX_BYTES)):
+            files = list_images(root / wnid)
+            if not files:
+                empty.append(wnid)
+            for file in files:
                 blob += os.fsencode(wnid) + b"/" + file
                 ends.append(len(blob))
                 labels.append(label)
         if not labels:
             raise UserError(f"no images in the class folders of {root}; is it the right folder?")
+        if not allow_empty:
+            refuse_empty(root, empty)
         self._names = np.frombuffer(bytes(blob), dtype=np.uint8)
         self._ends = np.array(ends, dtype=np.int64)
         self.labels = np.array(labels, dtype=np.int64)
@@ -64,19 +71,27 @@ class FolderSource:
     def name(self, index: int) -> str:
         return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]].tobytes())
 
+    def where(self, index: int) -> str:
+        """The path of an image."""
+        return f"{self.root}/{self.name(index)}"
+
     def raw_names(self, start: int, end: int) -> list[bytes]:
         return _cut(self._names, self._ends[start : end + 1])
 
     def read(self, index: int) -> bytes:
-        file = self.root / self.name(index)
+        file = self.where(index)
         try:
-            fd = os.open(file, os.O_RDONLY)
+            # Without waiting: a FIFO in place of an image would keep the reader for ever.
+            fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
             try:
-                return _read_whole(fd, os.fstat(fd).st_size, 0, str(file))
+                found = os.fstat(fd)
+                if not stat.S_ISREG(found.st_mode):
+                    raise DataError(f"{file} is not a regular file; put the image in its place")
+                return _read_whole(fd, found.st_size, 0, file)
             finally:
                 os.close(fd)
         except OSError as error:
-            raise explain_failed_read(error, str(file)) from None
+            raise explain_failed_read(error, file) from None
 
 
 class TarSource:
@@ -98,6 +113,10 @@ class TarSource:
         """CLASS/FILE, as in the folder that would be extracted from this tar."""
         return f"{self.classes[self.index.label[index]]}/{self.index.name(index)}"
 
+    def where(self, index: int) -> str:
+        """The image and its tar."""
+        return f"{self.name(index)} in {self.index.tar}"
+
     def raw_names(self, start: int, end: int) -> list[bytes]:
         labels = self.index.label[start:end].tolist()
         folders = {label: os.fsencode(self.classes[label]) + b"/" for label in set(labels)}
@@ -106,7 +125,7 @@ class TarSource:
 
     def read(self, index: int) -> bytes:
         offset, size = int(self.index.offset[index]), int(self.index.size[index])
-        where = f"{self.name(index)} in {self.index.tar}"
+        where = self.where(index)
         try:
             if self._fd is None:  # a forked worker may share it: pread has no cursor
                 self._fd = os.open(self.index.tar, os.O_RDONLY)
@@ -126,13 +145,17 @@ class Dataset:
     fingerprint: str
 
 
-def open_dataset(path: Path, index_dir: Path | None) -> Dataset:
-    """The data set at a path; an extracted folder wins over a tar beside it."""
+def open_dataset(path: Path, index_dir: Path | None, *, allow_empty: bool = False) -> Dataset:
+    """The data set at a path; an extracted folder wins over a tar beside it.
+
+    allow_empty: class folders without an image are classes too.
+    """
     if not path.exists():
         raise UserError(f"no such data: {path}; name a folder with train/ and val/, or the tars")
     if _is_extracted(path):
         _check_finished(path)
-        halves = [FolderSource(path / half) for half in ("train", "val") if (path / half).is_dir()]
+        found = [path / half for half in ("train", "val") if (path / half).is_dir()]
+        halves = [FolderSource(half, allow_empty=allow_empty) for half in found]
         return _check_halves("folder", path, *halves)
     tars = _find_tars(path)
     if not tars:
@@ -201,12 +224,13 @@ def _check_halves(kind: str, path: Path, train: Source, val: Source | None = Non
                 f"{len(strange)} validation classes have no training images, e.g. {strange[0]}; "
                 "is val/ sorted into class folders?"
             )
+        missing = sorted(known.keys() - set(val.classes), key=os.fsencode)
+        if missing:
+            text = "%d of %d training classes have no validation images, e.g. %s"
+            log.info(text, len(missing), len(known), missing[0])
         # A validation set may lack a class; its labels must still be the training set's.
         val.labels = np.array([known[wnid] for wnid in val.classes])[val.labels]
     return Dataset(kind, str(path), train, val, fingerprint_of(train, val))
-
-
-_SUFFIX_BYTES = tuple(suffix.encode() for suffix in IMAGE_SUFFIXES)
 
 
 def _read_whole(fd: int, size: int, offset: int, name: str) -> bytes:

@@ -19,6 +19,7 @@ from train.data import Batch
 from train.interrupt import Cast, Vote
 from train.norm import StepStatistics
 from train.optim import Ema, make_optimizer, match_layout, set_lr
+from train.patience import Stranded
 from train.recipe import Recipe, lr_at
 from train.recorder import PhaseClock
 from train.sampler import BatchPlan, derive_key
@@ -146,7 +147,7 @@ class Trainer:
             begin_s = time.monotonic()
             self._comm.advance(READING)
             with clock.phase("data_wait"):
-                batch = next(batches)
+                batch = self._next(batches)
             self._comm.advance("training")
             with clock.phase("compute"):
                 self._accumulate(batch, part, is_last=number == len(parts) - 1)
@@ -155,6 +156,13 @@ class Trainer:
         with clock.phase("compute"):
             self._update()
         return vote, skipped
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        try:
+            return next(batches)
+        except Stranded:
+            self._abandon()
+            raise
 
     def _estimate(self, microbatch_s: float) -> None:
         """How long a microbatch takes; the first step may be the one that is too long to finish."""

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dataset.errors import UserError
+from dataset.errors import DataError, UserError
 from dataset.federation import DISCOVERY_PATH, parse_discovery, parse_target
 from dataset.output_folder import find_unfinished
 from train.surroundings import NOTE, OK, WRONG, Finding, free_bytes, gib
@@ -39,6 +39,7 @@ def look_at_data(data: str) -> Finding:
 def _describe_data(path: Path) -> Finding:
     # Here and not above: these need numpy, and a doctor must also speak where it is missing.
     from dataset.index import find_index
+    from dataset.index_file import load_index
     from train.sources import TRAIN_TAR, VAL_TAR, ZIP_NAME
 
     if (path / "train").is_dir():
@@ -59,29 +60,57 @@ def _describe_data(path: Path) -> Finding:
     if index is None:
         problem = "rank 0 will index the tar while the others wait; do it once, ahead"
         return Finding("data", text, NOTE, f"{problem}: python scripts/index_tar.py {tar}")
-    return Finding("data", text)
+    try:
+        classes = {"train": load_index(index, tar).classes}
+        val_index = find_index(folder / VAL_TAR)
+        val = load_index(val_index, folder / VAL_TAR) if val_index else None
+    except DataError as error:
+        return Finding("data", text, WRONG, str(error))
+    classes["val"] = val.classes if val else classes["train"]
+    return Finding("data", text, *_compare_classes(folder, classes))
 
 
 def _describe_folder(folder: Path) -> Finding:
-    counts = {
-        half: sum(entry.is_dir() for entry in os.scandir(folder / half))
-        for half in ("train", "val")
-        if (folder / half).is_dir()
-    }
-    text = "an extracted folder: " + ", ".join(f"{n} classes in {h}/" for h, n in counts.items())
+    from dataset.class_folders import list_classes
+
+    halves = [half for half in ("train", "val") if (folder / half).is_dir()]
+    classes = {half: list_classes(folder / half) for half in halves}
+    counts = ", ".join(f"{len(names)} classes in {half}/" for half, names in classes.items())
+    text = f"an extracted folder: {counts}"
     if find_unfinished(folder):
         problem = f"the extraction into {folder} is not finished; run the same command again"
         return Finding("data", text, WRONG, problem)
-    for half, count in counts.items():
-        if count == 0:
-            problem = f"no class folders in {folder / half}; run scripts/extract_ILSVRC_mp.py"
-            return Finding("data", text, WRONG, problem)
-    if "val" not in counts:
-        problem = (
-            f"no val/ in {folder}, so accuracy cannot be measured; extract with --run_type val"
-        )
-        return Finding("data", text, NOTE, problem)
-    return Finding("data", text)
+    try:
+        for half in halves:
+            _check_classes(folder / half, classes[half])
+        return Finding("data", text, *_compare_classes(folder, classes))
+    except UserError as error:
+        return Finding("data", text, WRONG, str(error))
+
+
+def _check_classes(half: Path, names: list[str]) -> None:
+    """Refuses what the trainer refuses; of a class it looks no further than its first image."""
+    from dataset.class_folders import has_image, refuse_empty
+
+    if not names:
+        raise UserError(f"no class folders in {half}; run scripts/extract_ILSVRC_mp.py")
+    refuse_empty(half, [name for name in names if not has_image(half / name)])
+
+
+def _compare_classes(data: Path, classes: dict[str, list[str]]) -> tuple[str, str]:
+    """(level, problem) of the classes of the two halves."""
+    if "val" not in classes:
+        fix = "extract with --run_type val"
+        return NOTE, f"no val/ in {data}, so accuracy cannot be measured; {fix}"
+    strange = sorted(set(classes["val"]) - set(classes["train"]))
+    missing = sorted(set(classes["train"]) - set(classes["val"]))
+    if strange:
+        text = f"{len(strange)} validation classes have no training images, e.g. {strange[0]}"
+        return WRONG, f"{text}; is val/ sorted into class folders?"
+    if missing:
+        text = f"{len(missing)} of {len(classes['train'])} training classes have no validation"
+        return NOTE, f"{text} images, e.g. {missing[0]}: accuracy says nothing about them"
+    return OK, ""
 
 
 def look_at_decoder() -> Finding:

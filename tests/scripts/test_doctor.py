@@ -45,7 +45,7 @@ def test_a_healthy_shell_exits_zero_and_says_why(tmp_path: Path) -> None:
     assert "no scheduler here: not a login node" in done.stdout
     assert "torch 2." in done.stdout
     assert "decoder     the JPEG kernel" in done.stdout or "decoder     Pillow" in done.stdout
-    assert done.stdout.endswith("nothing is wrong here\n")
+    assert "nothing is wrong here" in done.stdout.splitlines()[-1]
 
 
 def test_missing_packages_are_wrong_and_the_rest_is_still_told() -> None:
@@ -112,6 +112,7 @@ def test_a_limit_of_the_cpus_is_seen() -> None:
 def test_kinds_of_data_are_told_apart(tmp_path: Path) -> None:
     for half in ("train", "val"):
         (tmp_path / "folder" / half / "n01440764").mkdir(parents=True)
+        (tmp_path / "folder" / half / "n01440764" / "a.JPEG").touch()
     for name in (
         "tars",
         "zip",
@@ -136,6 +137,33 @@ def test_kinds_of_data_are_told_apart(tmp_path: Path) -> None:
     assert "half is not finished" in found["half"]["problem"]
     wrong = [name for name in names if found[name]["level"] == "wrong"]
     assert wrong == ["zip", "empty", "unsorted", "half"]
+
+
+def test_classes_that_differ_and_folders_without_an_image_are_said(tmp_path: Path) -> None:
+    def add(*names: str) -> dict[str, str]:
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).touch()
+        return _data(tmp_path)
+
+    both = [f"{half}/n{n}/a.JPEG" for half in ("train", "val") for n in (1, 2, 3)]
+    assert add(*both, "train/.hidden/a.JPEG")["level"] == "ok"
+    more = add("train/n4/a.JPEG", "train/n5/a.JPEG")
+    assert more["level"] == "note"
+    assert "2 of 5 training classes have no validation images, e.g. n4" in more["problem"]
+    assert "e.g. m0" in add("val/m0/a.JPEG")["problem"]
+    empty = add("train/bare/notes.txt")
+    assert empty["level"] == "wrong"
+    assert "1 class folder" in empty["problem"] and ": bare; remove" in empty["problem"]
+
+
+def test_notes_are_pointed_at_when_nothing_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "train" / "n1").mkdir(parents=True)
+    (tmp_path / "train" / "n1" / "a.JPEG").touch()
+    from scripts.doctor import describe
+    from train.supplies import look_at_data
+
+    assert describe([look_at_data(str(tmp_path))]).endswith("but see the note above\n")
 
 
 def _data(path: Path) -> dict[str, str]:

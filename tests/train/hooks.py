@@ -171,3 +171,21 @@ def capture_only() -> None:
 
     compiled = torch.compile
     torch.compile = lambda model: compiled(model, backend="aot_eager")
+
+
+def hang_at_read(rank: int, index: int, fifo: Path) -> None:
+    """Reading one sample never returns in one rank: as on a dead disk, the reader is in a system
+    call. A FIFO in the sample's place would be refused, so the reader is sent to one.
+    """
+    from train.sources import FolderSource
+
+    if int(os.environ.get("RANK", "0")) != rank:
+        return
+    plain = FolderSource.read
+
+    def read(source: FolderSource, asked: int) -> bytes:
+        if asked == index:
+            os.open(fifo, os.O_RDONLY)
+        return plain(source, asked)
+
+    FolderSource.read = read  # type: ignore[method-assign]

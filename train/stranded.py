@@ -1,0 +1,80 @@
+"""The stop of one rank of several whose batch never comes: it saves, and ends all of them.
+
+The others wait for it in an exchange that cannot be left. After each whole step all ranks hold the
+same state, and this rank holds the last one that all of them reached: without it nobody can finish
+the step under way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from dataset.errors import CHECKPOINTED
+from train import checkpoint
+from train.comm import HEARTBEAT_S, Comm
+from train.interrupt import GRACE_S
+from train.patience import Stranded
+from train.prepare import Setup
+from train.recorder import Recorder
+from train.scheduler import requeue
+
+log = logging.getLogger("trainyard")
+
+
+def stop_for_all(
+    stranded: Stranded,
+    reason: str,
+    setup: Setup,
+    comm: Comm,
+    recorder: Recorder | None,
+    make_state: Callable[[], checkpoint.State],
+) -> NoReturn:
+    """Saves, records, tells the other ranks, asks for a requeue where one is due, and exits 85."""
+    while _has_pending_work(setup.placement.device):
+        time.sleep(0.1)
+    if not comm.claim("stop"):  # another rank is at it, and tells this one
+        time.sleep(2 * GRACE_S)
+        _leave()
+    state = make_state()
+    kind = "a" if _save(setup.output / "ckpt", state) else "NO NEW"
+    message = f"{reason}: stopped at step {state['step']} with {kind} checkpoint; {stranded}"
+    log.warning("%s", message)
+    if recorder is not None:
+        recorder.finish("checkpointed", CHECKPOINTED, message)
+    comm.announce_failure(message, CHECKPOINTED)
+    time.sleep(2 * HEARTBEAT_S)  # rank 0 closes its record before a requeue ends it
+    if stranded.vote.requeues and reason != signal.SIGTERM.name:
+        requeue(setup.launch)
+    _leave()
+
+
+def _has_pending_work(device: torch.device) -> bool:
+    """Whether the device waits for another rank: that one is a step behind, and saves."""
+    return device.type == "cuda" and not torch.cuda.current_stream(device).query()
+
+
+def _save(folder: Path, state: checkpoint.State) -> bool:
+    """Whether a checkpoint of this step is on the disk, by rank 0 before or by this rank now."""
+    deadline_s = time.monotonic() + GRACE_S
+    while any(folder.glob("*.part")) and time.monotonic() < deadline_s:
+        time.sleep(0.1)  # rank 0 still writes its last one
+    if (folder / checkpoint.file_name(state["step"])).exists():
+        return True
+    writer = checkpoint.CheckpointWriter(folder)
+    writer.save(state | {"schema": checkpoint.SCHEMA})
+    return writer.wait()
+
+
+def _leave() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(CHECKPOINTED)
