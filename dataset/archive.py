@@ -109,7 +109,7 @@ def _read_s(pread: Pread, tar_size: int) -> float:
 def is_nested(pread: Pread, tar_size: int, path: Path) -> bool:
     """Whether the first file of the tar, hidden ones apart, is a tar: then all are class tars."""
     for entry in iter_tar(pread, 0, tar_size, str(path)):
-        if not is_hidden(entry.name):
+        if is_class_tar(entry.name) or not is_hidden(entry.name):
             return is_class_tar(entry.name)
     raise DataError(f"{path} holds no files; fetch it again")
 

@@ -23,7 +23,7 @@ def is_image(path: bytes) -> bool:
 
 def is_class_tar(path: bytes) -> bool:
     """Whether a member of an outer tar holds the images of a class."""
-    return path.endswith(b".tar") and not is_hidden(path)
+    return path.endswith(b".tar") and not is_hidden(path[: -len(b".tar")])
 
 
 def is_hidden(path: bytes) -> bool:
