@@ -63,12 +63,10 @@ def _has_pending_work(device: torch.device) -> bool:
 
 
 def _save(folder: Path, state: checkpoint.State) -> bool:
-    """Whether a checkpoint of this step is on the disk, by rank 0 before or by this rank now."""
+    """Whether the state is durable; rank 0 may still write its last one, and is waited for."""
     deadline_s = time.monotonic() + GRACE_S
     while any(folder.glob("*.part")) and time.monotonic() < deadline_s:
-        time.sleep(0.1)  # rank 0 still writes its last one
-    if (folder / checkpoint.file_name(state["step"])).exists():
-        return True
+        time.sleep(0.1)
     writer = checkpoint.CheckpointWriter(folder)
     writer.save(state | {"schema": checkpoint.SCHEMA})
     return writer.wait()
