@@ -154,8 +154,8 @@ def lost_ranks() -> set[str]:
     return {f"error: lost contact with rank {rank}" for rank in range(2)}
 
 
-def test_thirty_random_kills(images: Path, tmp_path: Path) -> None:
-    run_chaos(images, tmp_path, num_kills=30, seed=20240229)
+def test_ten_random_kills(images: Path, tmp_path: Path) -> None:
+    run_chaos(images, tmp_path, num_kills=10, seed=20240229)
 
 
 @pytest.mark.soak
