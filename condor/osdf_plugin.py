@@ -23,7 +23,7 @@ from typing import Any
 from dataset.errors import CommandError, PassingError, UserError
 from dataset.federation import parse_target
 from dataset.fetch import Job, fetch_object
-from dataset.folder import RECORD, Ledger
+from dataset.folder import Ledger
 from dataset.lookup import Access, Options
 from dataset.probe import check_network
 from dataset.redaction import redact
@@ -119,12 +119,8 @@ def fetch_one(order: Order, federation: str | None, access: Access, options: Opt
     """Fetches one file to its place; what is left of it is only the file. Returns its size."""
     target = parse_target(order.url, federation)
     check_network(target.discovery or target.url)
-    folder = order.path.parent
-    try:
-        summary = fetch_object(Job(target, order.path, Ledger(folder)), access, options)
-    finally:
-        (folder / RECORD).unlink(missing_ok=True)
-    return summary.size
+    ledger = Ledger(order.path.parent, is_kept=False)
+    return fetch_object(Job(target, order.path, ledger), access, options).size
 
 
 def describe(

@@ -68,7 +68,7 @@ def mend_or_refuse(
         raise DataError(
             f"{lookup.target.identity} fails verification: its {kind} is not {wanted} ({where}), "
             f"and no other source has better bytes{where_looked}. The partial file is kept for a "
-            "look; remove the .part file to start over"
+            f"look; remove {store.part} to start over"
         )
 
 

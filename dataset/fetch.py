@@ -14,12 +14,13 @@ from dataset.acceptance import accept_existing, mend_or_refuse, verify_by_server
 from dataset.compare import TooDifferent, trust_reference
 from dataset.connection import Pool
 from dataset.digests import DigestAsker, HashFollower, pick_kinds
-from dataset.errors import PassingError
+from dataset.errors import PassingError, UserError
 from dataset.federation import Target
 from dataset.folder import Ledger, check_space
-from dataset.journal import Journal, Progress, journal_path, part_path, read_journal
+from dataset.journal import Journal, Progress, read_journal
 from dataset.lookup import Access, Lookup, Options
-from dataset.partial import discard, open_part, resume
+from dataset.own_names import check_no_part, journal_path, part_path
+from dataset.partial import adopt_older, discard, open_part, resume
 from dataset.probe import Digest, find_size
 from dataset.redaction import redact
 from dataset.store import ChunkStore, DiskError
@@ -42,6 +43,9 @@ class Job:
     ledger: Ledger
     given: Mapping[str, str] = field(default_factory=dict)  # kind -> hex, from the user
     index: Path | None = None  # a TAR.index with block checksums
+
+    def __post_init__(self) -> None:
+        check_no_part(Path(self.path.name))
 
 
 def fetch_object(
@@ -71,10 +75,11 @@ def fetch_object(
 def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
     if _is_done(job, summary):
         return
+    adopt_older(job.path, job.target.identity, job.ledger.knows)
     for _ in range(MAX_STARTS):
         before = read_journal(journal_path(job.path))
         summary.size = find_size(lookup, before.size if before is not None else None)
-        if job.path.exists():
+        if os.path.lexists(job.path):
             accept_existing(job.path, job.given, summary)
             job.ledger.add(
                 [job.ledger.make(job.path, job.target.identity, summary.verified, job.given)]
@@ -204,6 +209,8 @@ def _count(transfer: Transfer, summary: Summary) -> None:
 
 def _finish(job: Job, summary: Summary) -> None:
     """The final name, durable; the record first, so that a kill in between costs nothing."""
+    if os.path.lexists(job.path):
+        raise UserError(f"{job.path} appeared during the transfer; move it away and start again")
     job.ledger.add_before_rename(job.path, job.target.identity, summary.verified, job.given)
     part_path(job.path).replace(job.path)
     journal_path(job.path).unlink()

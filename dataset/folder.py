@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import PassingError, UserError
-from dataset.journal import part_path
+from dataset.own_names import LOCK, RECORD, part_path
 from dataset.redaction import redact_all
+from dataset.untrusted import check_count, check_text, parse_json
 
 log = logging.getLogger("trainyard.fetch")
 
-RECORD = "fetched.jsonl"
-LOCK = ".fetch.lock"
+HOLDER = "process "  # how the text in a lock begins
+_RECORD_START = b'{"name":'  # and a record: a user may have a file of that name
 SPARE_BYTES = 16 << 20  # for the journal and the file system's own needs
 WAIT_S = 0.2
 
@@ -54,8 +55,10 @@ def lock_folder(folder: Path, wait_s: float) -> Iterator[None]:
                 if time.monotonic() >= deadline:
                     raise PassingError(f"{folder} is still being filled by {holder}; try later")
                 time.sleep(WAIT_S)
+        if os.pread(fd, len(HOLDER), 0) not in (b"", HOLDER.encode()):
+            raise UserError(f"{folder / LOCK} is not of a fetch; choose another --out")
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+        os.pwrite(fd, f"{HOLDER}{os.getpid()} on {os.uname().nodename}".encode(), 0)
         yield
     finally:
         os.close(fd)
@@ -107,13 +110,21 @@ def _check_free(folder: Path, name: str, num_bytes: int) -> None:
 
 
 class Ledger:
-    """fetched.jsonl of an output folder: a line for every file that is whole, last one counts."""
+    """fetched.jsonl of an output folder: a line for every file that is whole, last one counts.
 
-    def __init__(self, root: Path) -> None:
+    A ledger that is not kept (`is_kept`) knows nothing of earlier files and leaves no trace.
+    """
+
+    def __init__(self, root: Path, is_kept: bool = True) -> None:
         self._root = root
-        self._records = _read_records(root / RECORD)
+        self._is_kept = is_kept
+        self._records = _read_records(root / RECORD) if is_kept else {}
         self._fd: int | None = None  # while it is held open
         self._lock = threading.Lock()
+
+    def knows(self, path: Path) -> bool:
+        """Whether a file of that name was fetched, be it the same still or not."""
+        return self.name_of(path) in self._records
 
     def find(self, path: Path, identity: str) -> dict[str, Any] | None:
         """The record of a file that was fetched from there and not touched since."""
@@ -155,6 +166,8 @@ class Ledger:
     def add(self, records: Sequence[dict[str, Any]]) -> None:
         """Appends lines in one write; a torn line of a killed process before them stays alone."""
         self._records.update({record["name"]: record for record in records})
+        if not self._is_kept:
+            return
         data = "".join("\n" + json.dumps(record) for record in records) + "\n"
         with self._lock:
             fd = self._open() if self._fd is None else self._fd
@@ -192,13 +205,25 @@ def _write_all(fd: int, data: bytes) -> None:
 def _read_records(path: Path) -> dict[str, dict[str, Any]]:
     records: dict[str, dict[str, Any]] = {}
     try:
-        lines = path.read_bytes().splitlines()
+        data = path.read_bytes()
     except FileNotFoundError:
         return records
-    for line in lines:
+    first_line = data.lstrip().partition(b"\n")[0]  # it may be torn
+    if not _RECORD_START.startswith(first_line[: len(_RECORD_START)]):
+        raise UserError(f"{path} is no record of a fetch; move it away or choose another --out")
+    for line in data.splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line)
+            _check_record(record)
             records[record["name"]] = record
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return records
+
+
+def _check_record(record: Any) -> None:
+    """Raises, one error or the other, unless a line has the fields of a record."""
+    check_text(record["name"])
+    check_count(record["size"])
+    for text in (*record.get("verified", ()), *record.get("digests", {}).values()):
+        check_text(text)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dataset.own_names import NEW, doubted_path
 from dataset.untrusted import check_count, check_text, parse_json
 
 CHUNK = 1 << 20  # the step of progress: what a kill can cost a connection
@@ -33,19 +34,6 @@ class Progress:
     etags: dict[str, str] = field(default_factory=dict)
     # Whether this process has read the chunks and found them right.
     were_read: bool = field(default=False, compare=False)
-
-
-def part_path(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
-
-
-def journal_path(path: Path) -> Path:
-    return path.with_name(path.name + ".part.journal")
-
-
-def doubted_path(journal: Path) -> Path:
-    """What a journal is called once the disk failed: see Journal.doubt."""
-    return journal.with_name(journal.name + ".doubted")
 
 
 def num_chunks(size: int) -> int:
@@ -78,7 +66,7 @@ class Journal:
     @classmethod
     def create(cls, path: Path, progress: Progress) -> Journal:
         """A new journal that holds what `progress` knows, under its name only when it is whole."""
-        new = path.with_name(path.name + ".new")
+        new = path.with_name(path.name + NEW)
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         lines: list[Any] = [_head(progress)]
         lines += [["source", name] for name in progress.sources]

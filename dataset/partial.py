@@ -11,15 +11,14 @@ from dataset.journal import (
     CHUNK,
     Progress,
     chunk_length,
-    doubted_path,
-    journal_path,
-    part_path,
     read_boot_id,
     read_journal,
 )
+from dataset.own_names import doubted_path, journal_path, older_path, part_path
 from dataset.verify import compute_all
 
 Say = Callable[[str], None]
+MAX_OLDER_BYTES = 255
 
 
 def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say) -> Progress:
@@ -106,6 +105,24 @@ def open_part(path: Path, size: int) -> int:
     fd = os.open(part_path(path), os.O_RDWR | os.O_CREAT, 0o644)
     os.ftruncate(fd, size)
     return fd
+
+
+def adopt_older(path: Path, identity: str, is_object: Callable[[Path], bool]) -> None:
+    """Gives what an earlier version left of this object its present names, NAME.part being free now.
+
+    A NAME.part that no journal of ours speaks for is somebody else's, and stays.
+    """
+    journal = journal_path(path)
+    names = (part_path(path), doubted_path(journal), journal)  # a kill between two does no harm
+    older = {new: older_path(path, new) for new in names}
+    if len(os.fsencode(older[names[1]].name)) > MAX_OLDER_BYTES:
+        return  # too long a name: there cannot be any
+    found = read_journal(older[journal])
+    if found is None or found.identity != identity or any(map(is_object, older.values())):
+        return
+    for new in names:
+        if older[new].exists() and not new.exists():
+            older[new].replace(new)
 
 
 def discard(path: Path) -> None:

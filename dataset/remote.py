@@ -17,6 +17,7 @@ from dataset.federation import Target, Verdict
 from dataset.fetch import Job, fetch_object
 from dataset.folder import Ledger, check_space_of_all, lock_folder, make_folder
 from dataset.lookup import Access, Lookup, Options
+from dataset.own_names import check_distinct, check_names
 from dataset.probe import ask_size, check_network, find_size
 from dataset.progress import Display
 from dataset.request import Request
@@ -46,7 +47,8 @@ def fetch_urls(urls: Sequence[str], request: Request) -> list[Summary]:
         raise UserError("a digest is of one object: give one URL with --md5, --sha256, --crc32")
     if request.given and request.recursive:
         raise UserError("a digest is of one object: --recursive takes no --md5, --sha256, --crc32")
-    _check_names(targets)
+    check_distinct((target.name, target.identity) for target in targets)
+    check_names([request.out / t.name for t in targets], request.out, request.own_files)
     summaries: list[Summary] = []
     display = Display(sys.stderr)
     with lock_folder(request.out, request.options.give_up_s):
@@ -65,17 +67,6 @@ def fetch_urls(urls: Sequence[str], request: Request) -> list[Summary]:
         finally:
             display.close()
     return summaries
-
-
-def _check_names(targets: Sequence[Target]) -> None:
-    """Two objects of one name cannot both lie in the folder: said before the first is fetched."""
-    places: dict[str, str] = {}
-    for target in targets:
-        other = places.setdefault(target.name, target.identity)
-        if other != target.identity:
-            raise UserError(
-                f"{target.identity} and {other} have one name; fetch them into two folders (--out)"
-            )
 
 
 def _summary_of(error: Exception) -> list[Summary]:
@@ -167,6 +158,7 @@ def fetch_collection(
     """Every file below a collection, into OUT/<its name>/..., small ones many at a time."""
     root = request.out / target.name
     files = list_files(target, access, request.options, root)
+    check_names((path for _, path in files), request.out, request.own_files)
     todo = [(e, p) for e, p in files if ledger.find(p, target.child(e.path).identity) is None]
     log.info(
         "%s: %d files, %d of them here already", target.identity, len(files), len(files) - len(todo)

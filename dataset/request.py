@@ -30,6 +30,7 @@ class Request:
     recursive: bool = False
     method: str = "auto"
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    own_files: tuple[Path, ...] = ()  # what the command itself writes: no object gets their names
 
     def __post_init__(self) -> None:
         if self.index is not None and not self.index.is_file():

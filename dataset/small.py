@@ -16,8 +16,8 @@ from dataset.connection import NETWORK_ERRORS, Connection, Pool, explain
 from dataset.document import get_document
 from dataset.folder import Ledger
 from dataset.framing import ProtocolError
-from dataset.journal import part_path
 from dataset.lookup import Lookup
+from dataset.own_names import part_path
 from dataset.probe import ask_size
 from dataset.receive import PROGRESS_BYTES, StatusError, check_answer, open_range
 from dataset.sources import Source, name_server

@@ -48,7 +48,7 @@ class ChunkStore:
         say: Callable[[str], None] = log.info,
     ) -> None:
         self.fd, self.journal, self.checks = fd, journal, checks
-        self._say, self._part = say, journal.path.with_suffix("")
+        self._say, self.part = say, journal.path.with_suffix("")
         self.claimed = () if progress.were_read else tuple(sorted(progress.chunks))
         self.resumed_bytes = sum(chunk_length(n, progress.size) for n in progress.chunks)
         self._num_lost = 0  # chunks of an earlier start in whose place are other bytes now
@@ -194,7 +194,7 @@ class ChunkStore:
         except OSError as error:
             self.journal.doubt()
             self.disk_error = self.disk_error or error
-            error.filename = error.filename or str(self._part)
+            error.filename = error.filename or str(self.part)
             raise DiskError(error) from None
 
     def _unvouch(self, first: int, end: int) -> None:

@@ -22,6 +22,7 @@ from dataset.remote import fetch_urls
 from dataset.request import METHODS, Request
 from dataset.summary import Summary
 from train.profile import StageMeter, measure_stage
+from train.record import STAGES_FILE
 
 EXAMPLE = """example:
   python scripts/fetch_osdf.py osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar --out data
@@ -119,7 +120,14 @@ def _read_request(args: argparse.Namespace) -> Request:
         args.index,
         args.recursive,
         args.method,
+        own_files=_own_files(args),
     )
+
+
+def _own_files(args: argparse.Namespace) -> tuple[Path, ...]:
+    """The files that this command writes beside the objects."""
+    stages = (args.record or args.out) / STAGES_FILE
+    return (stages,) if args.summary in (None, Path("-")) else (stages, args.summary)
 
 
 def _read_duration(text: str) -> float:

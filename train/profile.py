@@ -111,9 +111,22 @@ def _append(folder: Path, record: dict[str, Any]) -> None:
     """Writes the line of a stage; a full disk neither ends the stage nor hides why it failed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not _is_record(folder / STAGES_FILE):
+            log.warning("%s is no record of stages; not written to", folder / STAGES_FILE)
+            return
         append_line(folder / STAGES_FILE, record)
     except OSError as error:
         log.warning("%s not written: %s", folder / STAGES_FILE, error.strerror)
+
+
+def _is_record(path: Path) -> bool:
+    """Whether lines may be added to a file: ours, or none there; a user's data may be called so."""
+    start = b'{"stage":'
+    try:
+        with open(path, "rb") as file:
+            return start.startswith(file.read(len(start)))
+    except FileNotFoundError:
+        return True
 
 
 def measure_usage() -> Usage:

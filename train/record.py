@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dataset import own_names
 from dataset.errors import DataError, UserError
 
 SCHEMA = 1
 RUN_FILE = "run.json"
 EPOCHS_FILE = "epochs.jsonl"
-STAGES_FILE = "stages.jsonl"
+STAGES_FILE = own_names.STAGES
 
 # The phases of a run, in the order of the tables. They sum to the wall clock of the attempts.
 PHASES = ("startup", "data_wait", "compute", "communication", "evaluation", "checkpoint", "other")

@@ -18,11 +18,10 @@ from dataset.journal import (
     Journal,
     Progress,
     chunk_length,
-    journal_path,
-    part_path,
     read_boot_id,
     read_journal,
 )
+from dataset.own_names import journal_path, part_path
 from dataset.verify import compute_all
 from tests.dataset.small_server import Handler, running
 from tests.dataset.test_store import make_index

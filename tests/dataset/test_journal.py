@@ -13,12 +13,10 @@ from dataset.journal import (
     Journal,
     Progress,
     chunk_length,
-    doubted_path,
-    journal_path,
     num_chunks,
-    part_path,
     read_journal,
 )
+from dataset.own_names import doubted_path, journal_path, part_path
 from dataset.partial import discard, open_part, resume
 
 SIZE = 3 * CHUNK + 5

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from dataset import checksum, small
-from dataset.folder import RECORD, Ledger
+from dataset.folder import Ledger
 from dataset.lookup import Options
+from dataset.own_names import PART, RECORD
 from dataset.remote import fetch_urls
 from dataset.request import Request
 from tests.dataset.dav_server import serving_tree
@@ -64,7 +65,7 @@ def test_a_kill_beside_the_final_name_costs_only_what_is_missing(
     assert not here & set(gets)
     for path, content in FILES.items():
         assert (tmp_path / path.removeprefix("/ns/")).read_bytes() == content
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob(f"*{PART}*"))
 
 
 def test_every_file_is_recorded_before_it_has_its_name(

@@ -16,8 +16,9 @@ import pytest
 from dataset.blocks import DONE, MISSING
 from dataset.checksum import compute
 from dataset.errors import DataError, run_command
-from dataset.journal import CHUNK, Journal, Progress, journal_path, part_path, read_journal
+from dataset.journal import CHUNK, Journal, Progress, read_journal
 from dataset.lookup import Options
+from dataset.own_names import PART, journal_path, part_path
 from dataset.remote import fetch_urls
 from dataset.request import Request
 from dataset.sources import Sources
@@ -235,4 +236,4 @@ def test_after_a_failed_sync_a_second_start_fetches_what_never_reached_the_disk(
             file.write(bytes(4096))  # the page that could not be written
         fetch(url, tmp_path)
     assert (tmp_path / "object.bin").read_bytes() == CONTENT
-    assert sorted(path.name for path in tmp_path.glob("*.part*")) == []
+    assert sorted(path.name for path in tmp_path.glob(f"*{PART}*")) == []

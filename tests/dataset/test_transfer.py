@@ -287,7 +287,7 @@ def test_a_disk_that_fails_is_one_line(
     with serving(CONTENT) as (url, _):
         assert run_command(lambda: fetch(url, tmp_path) and 0) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error:")]
-    assert f"Input/output error: {tmp_path}/object.bin.part; the disk fails" in line
+    assert f"Input/output error: {tmp_path}/object.bin.trainyard-part; the disk fails" in line
 
 
 def test_a_token_from_the_environment_stays_out_of_plain_servers(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_machine_without_a_network_hears_so_first(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 75
     assert "error: no network" in done.stderr
-    assert not (tmp_path / "o").exists() or not list((tmp_path / "o").glob("*.part"))
+    assert not (tmp_path / "o").exists() or not list((tmp_path / "o").glob("*-part*"))
 
 
 def test_a_wrong_digest_is_exit_3(tmp_path: Path) -> None:

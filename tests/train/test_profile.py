@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,3 +117,15 @@ def test_a_gpu_that_does_not_answer_ends_nothing(
     monkeypatch.setattr(profile, "_open_gpus", lambda: [(nvml, handle) for handle in handles])
     record = StageMeter().finish()
     assert {name: value for name, value in record.items() if "gpu" in name} == expected
+
+
+def test_a_file_of_the_user_called_stages_gets_no_line(tmp_path: Path) -> None:
+    (tmp_path / "stages.jsonl").write_text("mine\n")
+    with profile.measure_stage("fetch", tmp_path):
+        pass
+    assert (tmp_path / "stages.jsonl").read_text() == "mine\n"
+    (tmp_path / "stages.jsonl").unlink()
+    for _ in range(2):
+        with profile.measure_stage("fetch", tmp_path):
+            pass
+    assert (tmp_path / "stages.jsonl").read_text().count('"stage": "fetch"') == 2

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from dataset.own_names import PART
 from tests.cluster.condor.grid_mode import ROOT, result_folder, submit_training
 from tests.cluster.condor.jobs import Job
 from tests.cluster.osdf.rules import Fault
@@ -49,7 +50,7 @@ def test_a_file_arrives_through_htcondor_although_a_cache_stalls(
     sums = (result_folder(job) / "sums").read_text()
     assert sums.split()[0] == hashlib.md5(content).hexdigest()
     names = (result_folder(job) / "names").read_text().split()
-    assert not [name for name in names if name.endswith((".part", ".journal", ".jsonl"))]
+    assert not [name for name in names if name.endswith((PART, ".journal", ".jsonl"))]
 
 
 def test_no_token_reaches_the_event_log(condor: ModuleType, osdf: ModuleType) -> None:

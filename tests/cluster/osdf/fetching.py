@@ -15,6 +15,7 @@ import numpy as np
 from dataset.checksum import compute
 from dataset.errors import CommandError, describe_os_error
 from dataset.lookup import Options
+from dataset.own_names import PART
 from dataset.remote import fetch_urls
 from dataset.request import Request
 from dataset.summary import Summary
@@ -110,4 +111,4 @@ def write_index(path: Path, content: bytes) -> Path:
 
 def leftovers(folder: Path) -> list[str]:
     """What a finished fetch must not leave."""
-    return sorted(name for name in os.listdir(folder) if ".part" in name)
+    return sorted(name for name in os.listdir(folder) if PART in name)

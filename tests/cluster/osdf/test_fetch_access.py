@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from dataset import tls
+from dataset.own_names import journal_path
 from tests.cluster.osdf.fetching import MIB, Fetcher, make_content
 from tests.cluster.osdf.rules import Fault
 
@@ -121,7 +122,7 @@ def test_no_secret_is_left_in_any_file_or_line(
     with osdf.faults(Fault("status", server="[co]*", path=path, method="GET", skip=4)):
         result = https_fetch(path, give_up_s=2.0)
     assert result.exit_code == 75
-    journal = https_fetch.out / "clean.bin.part.journal"
+    journal = journal_path(https_fetch.out / "clean.bin")
     for text in (journal.read_text(), result.message, caplog.text, str(result.summaries)):
         assert token not in text
         assert "authz" not in text.lower()

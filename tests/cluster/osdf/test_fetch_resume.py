@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from dataset.journal import CHUNK, chunk_length, read_journal
+from dataset.own_names import journal_path, part_path
 from tests.cluster.osdf.fetching import MIB, Fetcher, leftovers, make_content
 from tests.cluster.osdf.rules import Fault
 
@@ -32,7 +33,7 @@ def start_fetch(osdf: ModuleType, path: str, out: Path, *more: str) -> subproces
 
 
 def journalled_bytes(out: Path, name: str) -> int:
-    progress = read_journal(out / f"{name}.part.journal")
+    progress = read_journal(journal_path(out / name))
     return sum(chunk_length(n, progress.size) for n in progress.chunks) if progress else 0
 
 
@@ -62,8 +63,8 @@ def kill_and_resume(osdf: ModuleType, stored: tuple[str, bytes], out: Path, seed
     wan.remove()
     osdf.forget_traffic(path)
     if not (out / "kill.bin").exists():
-        part = (out / "kill.bin.part").read_bytes()
-        progress = read_journal(out / "kill.bin.part.journal")
+        part = part_path(out / "kill.bin").read_bytes()
+        progress = read_journal(journal_path(out / "kill.bin"))
         assert progress is not None
         for chunk in progress.chunks:  # what the journal vouches for is in the file
             at = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
@@ -170,7 +171,7 @@ def test_an_object_that_changed_since_is_fetched_anew_and_that_is_said(
     fetch = Fetcher(osdf, tmp_path)
     with osdf.faults(fails_after(3, path)):
         assert fetch(path, give_up_s=2.0).exit_code == 75
-    progress = read_journal(tmp_path / f"changing{new_size}.bin.part.journal")
+    progress = read_journal(journal_path(tmp_path / f"changing{new_size}.bin"))
     assert progress is not None and progress.digests  # asked for when half of it was here
     with osdf.faults(Fault("change", server="[co]*", path=path, to=changed)):
         result = fetch(path)
