@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from report.plots import Chart, Curve, curve_chart
+from report.record_shape import is_number
 from report.runs import Run
 from report.scaling import Study
 from report.table import Cell, Column, Table
-from train.record import EPOCHS_FILE, read_epochs
+from report.words import count
+from train.record import EPOCHS_FILE, iter_lines, read_epochs
 
 MAX_CURVES = 8
+MAX_EPOCH = 10**7
 
 Epochs = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -27,22 +30,24 @@ def load_epochs(runs: Sequence[Run]) -> tuple[dict[str, list[dict[str, Any]]], l
             continue
         path = Path(run.source) / EPOCHS_FILE
         try:
-            epochs[run.run_id] = read_epochs(Path(run.source)) if path.exists() else []
-        except (KeyError, TypeError, ValueError) as error:
-            notes.append(f"{path} cannot be read ({error!r}); its curves are left out")
+            num_odd = sum(line is None or not _is_epoch(line) for line in iter_lines(path))
+            lines = [_shape_epoch(line) for line in read_epochs(Path(run.source))]
+        except OSError as error:
+            notes.append(f"{path} cannot be read ({error.strerror}); its curves are left out")
             continue
-        num_torn = _count_torn(path)
-        if num_torn:
-            notes.append(f"{path}: {num_torn} torn lines left out")
+        epochs[run.run_id] = [line for line in lines if _is_epoch(line)]
+        if num_odd:
+            notes.append(f"{path}: {count(num_odd, 'torn line')} left out")
     return epochs, notes
 
 
-def _count_torn(path: Path) -> int:
-    """Lines that a killed writer left unfinished: a whole one ends with a brace."""
-    if not path.exists():
-        return 0
-    lines = path.read_text(errors="replace").splitlines()
-    return sum(bool(line.strip()) and not line.rstrip().endswith("}") for line in lines)
+def _is_epoch(line: Mapping[str, Any]) -> bool:
+    return type(line.get("epoch")) is int and 0 <= line["epoch"] < MAX_EPOCH
+
+
+def _shape_epoch(line: Mapping[str, Any]) -> dict[str, Any]:
+    """An epoch with its numbers alone; what has another type counts as absent."""
+    return {name: value for name, value in line.items() if is_number(value)}
 
 
 def learning_charts(studies: Sequence[Study], epochs: Epochs) -> tuple[list[Chart], str]:
@@ -73,7 +78,7 @@ def _one_run_a_point(studies: Sequence[Study]) -> list[Run]:
 def _curves(runs: Sequence[Run], epochs: Epochs, key: str) -> list[Curve]:
     curves = []
     for run in runs:
-        lines = [line for line in epochs[run.run_id] if isinstance(line.get(key), int | float)]
+        lines = [line for line in epochs[run.run_id] if key in line]
         if lines:
             label = f"{run.num_gpus} x {run.gpu}, batch {run.batch_size}"
             x = [float(line["epoch"]) + 1 for line in lines]

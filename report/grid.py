@@ -10,6 +10,7 @@ from report.grid_jobs import HELD, NOT_OVER, UNCHECKED
 from report.grid_rows import GridJob
 from report.grid_totals import Figure, compute_totals, get_useful_s, mean, median
 from report.published import Comparison
+from report.words import count
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def make_report(
     if unchecked:
         remarks = [
             *remarks,
-            f"{unchecked} jobs ended with exit 0, and no run.json of theirs was given: they count "
-            "as successful, their output is unchecked.",
+            f"{count(unchecked, 'job')} ended with exit 0 without a run.json to check: counted as "
+            "successful, but the output is unchecked.",
         ]
     return GridReport(
         title,

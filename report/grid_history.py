@@ -38,7 +38,11 @@ class _Builder:
     output_start_s: float | None = None
     earlier_checkpoint_s: float | None = None  # the one before the last
     last_time_s: float = 0.0
+    # Lists, since a job may have a million of each and a tuple is copied to add one.
     done: list[Activation] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)  # of the open activation
+    outputs: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Takes the next event of the job."""
@@ -62,7 +66,7 @@ class _Builder:
         if self.now is not None:
             self._change(outcome=RUNNING, detail=f"in {self.now.phase}")
             self._close("", self.last_time_s)
-        return replace(self.history, activations=tuple(self.done))
+        return replace(self.history, activations=tuple(self.done), holds=tuple(self.holds))
 
     def terminated(self, event: Event) -> None:
         """005: the exit code decides; whether the output is right only run.json can tell."""
@@ -88,9 +92,8 @@ class _Builder:
         phase = self.done[-1].phase if self.done else IN_QUEUE
         code, subcode = fields.get("HoldReasonCode", -1), fields.get("HoldReasonSubCode", 0)
         hold = Hold(int(code), int(subcode), str(fields.get("HoldReason", "")), phase)
-        self._change(
-            holds=(*self.history.holds, hold), outcome=HELD, detail=f"{hold.cause} in {phase}"
-        )
+        self.holds.append(hold)
+        self._change(outcome=HELD, detail=f"{hold.cause} in {phase}")
 
     def removed(self, event: Event) -> None:
         """009: removed by a person or by a policy."""
@@ -106,17 +109,19 @@ class _Builder:
             if kind == log.INPUT_STARTED:
                 self.transfer_start_s, self.transfer_end_s = time_s, None
         elif kind == log.INPUT_FINISHED:
+            if self.transfer_start_s is None:  # its start is in a log that was not given
+                return
             self.transfer_end_s = time_s
             if self.now is not None and self.now.execute_s is not None:  # 001 was first
                 self._end_transfer(time_s, succeeded=True)
-        elif kind == log.OUTPUT_STARTED:
+        elif kind == log.OUTPUT_STARTED and self.now is not None:
             self.output_start_s = time_s
         elif kind == log.OUTPUT_FINISHED and self.now is not None:
             start_s = time_s if self.output_start_s is None else self.output_start_s
             self.output_start_s = None
             self.earlier_checkpoint_s = self.now.last_checkpoint_s
-            outputs = (*self.now.outputs, (start_s, time_s))
-            self.now = replace(self.now, outputs=outputs, last_checkpoint_s=time_s)
+            self.outputs.append((start_s, time_s))
+            self.now = replace(self.now, last_checkpoint_s=time_s)
 
     def _error(self, message: str) -> None:
         """021: the watchdog of the input, or an output that did not arrive although 040 ended."""
@@ -127,15 +132,14 @@ class _Builder:
     def _execute(self, event: Event) -> None:
         self._open(event.time_s)
         assert self.now is not None
-        properties = event.fields.get("ExecuteProps") or {}
         slot = str(event.fields.get("SlotName", ""))
-        site = str(properties.get("GLIDEIN_ResourceName") or slot.rpartition("@")[2])
+        site = str(event.fields.get("GLIDEIN_ResourceName") or slot.rpartition("@")[2])
         self.now = replace(
             self.now,
             execute_s=event.time_s,
             slot=slot,
             site=site or UNKNOWN_SITE,
-            gpu=str(properties.get("GPUs_DeviceName") or ""),
+            gpu=str(event.fields.get("GPUs_DeviceName") or ""),
         )
         if self.transfer_start_s is not None and self.transfer_end_s is not None:
             self._end_transfer(self.transfer_end_s, succeeded=True)
@@ -165,16 +169,18 @@ class _Builder:
             end_s = self.transfer_end_s or self.now.execute_s or time_s
             self._end_transfer(end_s, succeeded=executed)
         if self.output_start_s is not None:  # cut off: time spent, but nothing was kept
-            cut_off = (self.output_start_s, time_s)
-            self.now = replace(self.now, outputs=(*self.now.outputs, cut_off))
-        self.done.append(replace(self.now, end_s=time_s, ended_by=ended_by))
+            self.outputs.append((self.output_start_s, time_s))
+        self.now = replace(self.now, end_s=time_s, ended_by=ended_by)
+        transfers, outputs = tuple(self.transfers), tuple(self.outputs)
+        self.done.append(replace(self.now, transfers=transfers, outputs=outputs))
         self.now, self.output_start_s = None, None
+        self.transfers, self.outputs = [], []
 
     def _end_transfer(self, end_s: float, *, succeeded: bool) -> None:
         assert self.now is not None and self.transfer_start_s is not None
         stalled = self.stalled and not succeeded
-        transfer = Transfer(self.transfer_start_s, end_s, succeeded, stalled, self.now.site)
-        self.now = replace(self.now, transfers=(*self.now.transfers, transfer))
+        site = self.now.site
+        self.transfers.append(Transfer(self.transfer_start_s, end_s, succeeded, stalled, site))
         self.transfer_start_s = self.transfer_end_s = None
 
     def _change(self, **changes: object) -> None:

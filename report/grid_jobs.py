@@ -46,7 +46,7 @@ class Transfer:
 
     @property
     def seconds(self) -> float:
-        return self.end_s - self.start_s
+        return max(0.0, self.end_s - self.start_s)  # the clock may have been set back
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,18 @@ class Activation:
 
     @property
     def seconds(self) -> float:
-        return self.end_s - self.start_s
+        return max(0.0, self.end_s - self.start_s)  # the clock may have been set back
 
     @property
     def output_s(self) -> float:
-        return sum(end - start for start, end in self.outputs)
+        return sum(max(0.0, end - start) for start, end in self.outputs)
 
     @property
     def execute_span_s(self) -> float:
         """From 001 to the end without the output transfers (005's TimeExecute knows less)."""
-        return 0.0 if self.execute_s is None else self.end_s - self.execute_s - self.output_s
+        if self.execute_s is None:
+            return 0.0
+        return max(0.0, self.end_s - self.execute_s - self.output_s)
 
     @property
     def lost_span(self) -> tuple[float, float] | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from dataset.errors import CommandError
 from report.eventlog import JobId
 from report.grid_jobs import SUCCESS, UNCHECKED, WRONG_OUTPUT, Activation, JobHistory, Transfer
+from report.record_shape import shape_record, to_number, to_positive
 from train.record import STAGES_FILE, Record, find_runs, read_lines, read_run
 
 Span = tuple[float, float]
+_JOB_ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -60,22 +63,32 @@ class JobRecord:
     fetches: tuple[Span, ...] = ()
 
 
-def read_records(paths: list[Path]) -> dict[JobId, JobRecord]:
-    """The record of each HTCondor job at or below the paths; other runs are passed over."""
+def read_records(paths: list[Path]) -> tuple[dict[JobId, JobRecord], list[str]]:
+    """The record of each HTCondor job at or below the paths, and notes on unusable ones.
+
+    Other runs are passed over.
+    """
     records: dict[JobId, JobRecord] = {}
+    notes = []
     for folder in find_runs(paths):
-        run = read_run(folder)
-        scheduler: Mapping[str, Any] = run.get("scheduler") or {}
-        cluster, _, proc = str(scheduler.get("job_id")).partition(".")
-        if scheduler.get("kind") != "condor" or not (cluster.isdigit() and proc.isdigit()):
+        try:
+            run, _ = shape_record(read_run(folder))
+            fetches = tuple(_read_fetches(folder / STAGES_FILE))
+        except (CommandError, OSError) as error:
+            notes.append(f"left out: {error}")
             continue
-        fetches = tuple(
-            (float(line["start"]), float(line["start"]) + float(line["seconds"]))
-            for line in read_lines(folder / STAGES_FILE)
-            if line.get("stage") == "fetch" and "start" in line
-        )
-        records[JobId(int(cluster), int(proc))] = JobRecord(run, fetches)
-    return records
+        scheduler = run.get("scheduler") or {}
+        job = _JOB_ID.fullmatch(str(scheduler.get("job_id")))
+        if scheduler.get("kind") == "condor" and job is not None:
+            records[JobId(int(job[1]), int(job[2]))] = JobRecord(run, fetches)
+    return records, notes
+
+
+def _read_fetches(path: Path) -> Iterator[Span]:
+    for line in read_lines(path):
+        start, seconds = to_number(line.get("start")), to_number(line.get("seconds"))
+        if line.get("stage") == "fetch" and start is not None and seconds is not None:
+            yield start, start + max(0.0, seconds)
 
 
 def make_row(history: JobHistory, record: JobRecord | None = None) -> GridJob:
@@ -109,7 +122,7 @@ def make_row(history: JobHistory, record: JobRecord | None = None) -> GridJob:
     spent_s = executed_s + output_s + row.transfer_last_s + row.transfer_retried_s
     row = replace(row, other_s=max(0.0, slot_s - spent_s))
     if history.end_s is not None and activations:
-        row = replace(row, match_to_end_s=history.end_s - activations[0].start_s)
+        row = replace(row, match_to_end_s=max(0.0, history.end_s - activations[0].start_s))
     return check_outcome(row, record)
 
 
@@ -119,9 +132,10 @@ def check_outcome(row: GridJob, record: JobRecord | None) -> GridJob:
         return row
     run = record.run
     if run.get("status") != "done" or run.get("exit_code") != 0:
-        detail = f"run.json says {run.get('status')}, exit {run.get('exit_code')}"
+        status, code = run.get("status"), run.get("exit_code")
+        detail = f"run.json says {status}, exit {code}"
         return replace(row, outcome=WRONG_OUTPUT, detail=detail)
-    if not run.get("images_trained"):
+    if to_positive(run.get("images_trained")) is None:
         return replace(row, outcome=WRONG_OUTPUT, detail="run.json says that nothing was trained")
     return replace(row, outcome=SUCCESS)
 
@@ -134,7 +148,7 @@ def _with_transfers(row: GridJob, transfers: tuple[Transfer, ...]) -> GridJob:
         row,
         transfer_last_s=transfers[-1].seconds,
         transfer_retried_s=sum(t.seconds for t in earlier),
-        transfer_span_s=transfers[-1].end_s - transfers[0].start_s,
+        transfer_span_s=max(0.0, transfers[-1].end_s - transfers[0].start_s),
         stalled_s=sum(t.seconds for t in earlier if t.stalled),
         repeated_s=sum(t.seconds for t in earlier if t.succeeded),
         num_stalls=sum(t.stalled for t in transfers),

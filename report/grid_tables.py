@@ -12,6 +12,7 @@ from report.grid_jobs import HELD, OUTCOMES
 from report.grid_rows import GridJob
 from report.grid_totals import Figure
 from report.table import Cell, Column, Table, Value
+from report.words import choose_unit, count
 
 SITE_NOTE = (
     "compute: successful jobs that ended at the site; transfers: every input transfer that "
@@ -40,11 +41,14 @@ def describe_log(log: EventLog) -> list[str]:
     """What of the event logs could not be used, as sentences."""
     remarks = []
     if log.num_torn:
-        remarks.append(f"{log.num_torn} events were cut short and left out.")
+        torn = count(log.num_torn, "event was", "events were")
+        remarks.append(f"{torn} cut short or had no valid date, and left out.")
     if log.num_unreadable:
-        remarks.append(f"{log.num_unreadable} events had a body that HTCondor's reader refused.")
-    for kind, count in log.unknown_kinds.items():
-        remarks.append(f"{count} events of the unknown kind {kind:03d} were left out.")
+        events = count(log.num_unreadable, "event")
+        remarks.append(f"HTCondor's reader refused the body of {events}: only the header is used.")
+    for kind, number in log.unknown_kinds.items():
+        events = count(number, "event was", "events were")
+        remarks.append(f"{events} of the unknown kind {kind:03d}, and left out.")
     return remarks
 
 
@@ -109,25 +113,29 @@ def make_comparison_table(report: GridReport) -> Table:
 
 
 def make_slot_time_table(report: GridReport) -> Table:
-    """Where the time in slots went, as hours and share."""
+    """Where the time in slots went, as hours (or minutes) and share."""
+    unit = choose_unit(max((row.seconds for row in report.slot_time), default=0.0))
     columns = (
         Column("cause", "slot time", is_number=False),
-        Column("hours", "hours"),
+        Column(unit.name, unit.name),
         Column("share", "share"),
     )
     rows = tuple(
         (
             _word(f"wasted: {row.cause}" if row.is_waste else row.cause),
-            Cell(f"{row.seconds / 3600:,.1f}", row.seconds / 3600),
+            Cell(f"{row.seconds / unit.seconds:,.1f}", row.seconds / unit.seconds),
             Cell(f"{100 * row.share:.1f} %", row.share),
         )
         for row in report.slot_time
     )
     data = tuple(dataclasses.asdict(row) for row in report.slot_time)
     wasted = [row for row in report.slot_time if row.is_waste]
-    hours, share = sum(row.seconds for row in wasted) / 3600, sum(row.share for row in wasted)
+    time, share = (
+        sum(row.seconds for row in wasted) / unit.seconds,
+        sum(row.share for row in wasted),
+    )
     notes = (
-        f"wasted in all: {hours:,.1f} hours, {100 * share:.1f} %",
+        f"wasted in all: {time:,.1f} {unit.name}, {100 * share:.1f} %",
         "retried input transfers: all before a job's last one that no watchdog ended",
     )
     return Table("slot_time", "Where the slot time went", columns, rows, data, notes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from report.phases import PHASE_NAMES, phase_shares
 from report.scaling import Point, Study
+from report.words import to_label
 from train.record import PHASES
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def curve_chart(name: str, title: str, ylabel: str, curves: Sequence[Curve]) -> 
         return None
     figure, axes = _new_figure()
     for index, curve in enumerate(curves):
-        label = curve.label if index < len(SERIES) else None
+        label = to_label(curve.label) if index < len(SERIES) else None
         marker = "o-" if len(curve.x) < 20 else "-"
         axes.plot(curve.x, curve.y, marker, color=SERIES[index % len(SERIES)], label=label, ms=3)
     axes.locator_params(axis="x", integer=True)

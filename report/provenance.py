@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from report.record_shape import is_number
 from report.runs import Run
 from report.table import Cell, Column, Table
 
@@ -42,7 +43,7 @@ def run_table(runs: Sequence[Run]) -> Table | None:
 def _run_row(run: Run) -> tuple[Cell, ...]:
     record = run.record
     attempts = record.get("attempts") or []
-    first = attempts[0] if attempts and isinstance(attempts[0], dict) else {}
+    first = attempts[0] if attempts else {}
     speed = run.images / run.wall_clock_s if run.images and run.wall_clock_s else None
     code = record.get("exit_code")
     status = run.status if code in (None, 0) else f"{run.status} (exit {code})"
@@ -115,6 +116,6 @@ def _number(value: float | None, decimals: int) -> Cell:
 
 
 def _utc(seconds: Any) -> str | None:
-    if not isinstance(seconds, int | float):
+    if not is_number(seconds) or not 0 <= seconds < 2**40:
         return None
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataset.errors import DataError
+from dataset.errors import UserError
 from report.grid_jobs import (
     HELD,
     IN_COMPUTE,
@@ -20,6 +19,8 @@ from report.grid_jobs import (
 )
 from report.grid_rows import GridJob
 from report.grid_totals import Figure
+from report.record_shape import shorten, to_number
+from report.runs import read_csv
 
 # The study's words for an end: our outcome, where the job was, and why.
 _OUTCOMES = {
@@ -59,18 +60,14 @@ def is_study_table(path: Path) -> bool:
 
 def read_study(path: Path) -> list[GridJob]:
     """The jobs of one of the study's tables, in its order."""
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
-        if missing:
-            raise DataError(f"{path} has no column {missing[0]}; is it one of the study's tables?")
-        return [_read_row(path, order, row) for order, row in enumerate(reader)]
+    rows = read_csv(path, _COLUMNS)
+    return [_read_row(path, order, row) for order, (_, row) in enumerate(rows)]
 
 
 def _read_row(path: Path, order: int, row: Mapping[str, str]) -> GridJob:
     if row["outcome"] not in _OUTCOMES:
         known = ", ".join(_OUTCOMES)
-        raise DataError(f"{path}: outcome {row['outcome']!r} of {row['job_id']}; known: {known}")
+        raise UserError(f"{path}: outcome {row['outcome']!r} of {row['job_id']}; known: {known}")
     outcome, phase, why = _OUTCOMES[row["outcome"]]
     sites = tuple(site for site in (row.get("sites") or row.get("site") or "").split(";") if site)
     total_s = _seconds(path, row, "transfer_total_s")
@@ -107,11 +104,14 @@ def _read_row(path: Path, order: int, row: Mapping[str, str]) -> GridJob:
 def _seconds(path: Path, row: Mapping[str, str], name: str) -> float:
     text = row.get(name) or "0"
     try:
-        return float(text)
+        value = to_number(float(text))
     except ValueError:
-        raise DataError(
-            f"{path}: {name} of {row['job_id']} is {text!r}; seconds are expected"
-        ) from None
+        value = None
+    if value is None or value < 0:
+        raise UserError(
+            f"{path}: {name} of {row['job_id'][:40]} is {shorten(text)}; seconds are expected"
+        )
+    return value
 
 
 def compare_with_printed(path: Path, totals: Sequence[Figure]) -> list[Comparison]:
@@ -121,20 +121,23 @@ def compare_with_printed(path: Path, totals: Sequence[Figure]) -> list[Compariso
         return []
     by_key = {figure.key: figure for figure in totals}
     comparisons = []
-    with open(printed, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            figure = by_key.get(row["key"])
-            if figure is None or figure.value is None:
-                raise DataError(f"{printed}: no total is called {row['key']!r}")
-            comparisons.append(
-                Comparison(
-                    figure.label,
-                    row["printed"],
-                    float(row["value"]),
-                    float(row["precision"]),
-                    figure.value,
-                    figure.unit,
-                    row["note"],
-                )
+    for line, row in read_csv(printed, ("key", "printed", "value", "precision", "note")):
+        figure = by_key.get(row["key"])
+        if figure is None or figure.value is None:
+            raise UserError(f"{printed}: no total is called {row['key']!r}")
+        try:
+            value, precision = float(row["value"]), float(row["precision"])
+        except ValueError:
+            raise UserError(f"{printed}:{line}: value and precision must be numbers") from None
+        comparisons.append(
+            Comparison(
+                figure.label,
+                row["printed"],
+                value,
+                precision,
+                figure.value,
+                figure.unit,
+                row["note"],
             )
+        )
     return comparisons

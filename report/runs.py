@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import CommandError, DataError, UserError
-from train.record import find_runs, read_run
+from report.record_shape import shape_record, shorten, to_number, to_positive, to_whole
+from train.record import RUN_FILE, find_runs, read_run
 
 CSV_COLUMNS = ("gpu", "batch_size", "num_nodes", "num_gpus", "lr", "wall_clock_s")
 
@@ -64,8 +64,11 @@ def load_runs(paths: Sequence[Path], epochs: int | None = None) -> tuple[list[Ru
             runs += read_csv_runs(path, epochs)
     for folder in find_runs(folders):
         try:
-            runs.append(run_from_record(read_run(folder), str(folder)))
-        except CommandError as error:
+            record, odd = shape_record(read_run(folder))
+            if odd:
+                notes.append(f"{folder / RUN_FILE}: passed over: {'; '.join(odd)}")
+            runs.append(run_from_record(record, str(folder)))
+        except (CommandError, OSError) as error:
             notes.append(f"left out: {error}")
     runs = _drop_doubles(runs, notes)
     if not runs:
@@ -81,8 +84,9 @@ def run_from_record(record: Mapping[str, Any], source: str) -> Run:
     result = record.get("result") or {}
     num_gpus = _whole(record.get("world_size"), f"{source}: world_size")
     for name in ("wall_clock_s", "images_trained"):
-        if record.get("status") == "done" and _positive(record.get(name)) is None:
-            raise DataError(f"{source}: {name} is {record.get(name)} in a run that is done")
+        value = record.get(name)
+        if record.get("status") == "done" and to_positive(value) is None:
+            raise DataError(f"{source}: {name} is {shorten(value)} in a run that is done")
     return Run(
         source=source,
         run_id=str(record.get("run_id") or Path(source).name),
@@ -91,12 +95,12 @@ def run_from_record(record: Mapping[str, Any], source: str) -> Run:
         batch_size=_whole(config.get("batch_size"), f"{source}: batch_size"),
         num_nodes=_whole(record.get("num_nodes"), f"{source}: num_nodes"),
         num_gpus=num_gpus,
-        lr=_number(config.get("lr")),
-        wall_clock_s=_positive(record.get("wall_clock_s")),
-        images=_positive(record.get("images_trained")),
-        steady_images_per_s=_positive(record.get("steady_images_per_s")),
-        acc1=_number(result.get("final_acc1")),
-        acc5=_number(result.get("final_acc5")),
+        lr=to_number(config.get("lr")),
+        wall_clock_s=to_positive(record.get("wall_clock_s")),
+        images=to_positive(record.get("images_trained")),
+        steady_images_per_s=to_positive(record.get("steady_images_per_s")),
+        acc1=to_number(result.get("final_acc1")),
+        acc5=to_number(result.get("final_acc5")),
         epochs=_epochs(record),
         record=record,
     )
@@ -104,14 +108,23 @@ def run_from_record(record: Mapping[str, Any], source: str) -> Run:
 
 def read_csv_runs(path: Path, epochs: int | None = None) -> list[Run]:
     """The rows of a published table; a row without a wall clock is a point still missing."""
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in CSV_COLUMNS if name not in (reader.fieldnames or [])]
-        if missing:
-            raise DataError(
-                f"{path} lacks the column {missing[0]}; it needs {','.join(CSV_COLUMNS)}"
-            )
-        return [_run_from_row(row, f"{path}:{reader.line_num}", epochs) for row in reader]
+    rows = read_csv(path, CSV_COLUMNS)
+    return [_run_from_row(row, f"{path}:{line}", epochs) for line, row in rows]
+
+
+def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a table with their line numbers, missing cells as empty text."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, restval="")
+            names = reader.fieldnames or []
+            missing = [name for name in columns if name not in names]
+            if missing:
+                needed = ",".join(columns)
+                raise UserError(f"{path} lacks the column {missing[0]}; it needs {needed}")
+            return [(reader.line_num, {name: row[name] for name in names}) for row in reader]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no CSV table ({error}); give one with {columns[0]}") from None
 
 
 def short_device(device: str) -> str:
@@ -139,44 +152,30 @@ def _run_from_row(row: Mapping[str, str], source: str, epochs: int | None) -> Ru
     )
 
 
-def _cell(row: Mapping[str, str | None], name: str, source: str) -> float | None:
-    text = (row.get(name) or "").strip()
+def _cell(row: Mapping[str, str], name: str, source: str) -> float | None:
+    text = row.get(name, "").strip()
     if not text or text.upper() == "TBD":
         return None
     try:
-        value = float(text)
+        value = to_number(float(text))
     except ValueError:
-        raise DataError(f"{source}: {name} is {text!r}, not a number") from None
-    if not math.isfinite(value) or (name == "wall_clock_s" and value <= 0):
-        raise DataError(f"{source}: {name} is {text}; it must be a number above 0")
+        raise UserError(f"{source}: {name} is {shorten(text)}, not a number") from None
+    if value is None or (name == "wall_clock_s" and to_positive(value) is None):
+        raise UserError(f"{source}: {name} is {shorten(text)}; it must be a number above 0")
     return value
 
 
 def _whole(value: Any, where: str) -> int:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or value != int(value)
-        or value < 1
-    ):
-        raise DataError(f"{where} is {value}; it must be a whole number above 0")
-    return int(value)
-
-
-def _number(value: Any) -> float | None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if ok else None
-
-
-def _positive(value: Any) -> float | None:
-    number = _number(value)
-    return number if number is not None and number > 0 else None
+    number = to_whole(value)
+    if number is None:
+        raise UserError(f"{where} is {shorten(value)}; it must be a whole number above 0")
+    return number
 
 
 def _epochs(record: Mapping[str, Any]) -> float | None:
     """Passes over the training set that were really made: --max-steps cuts them short."""
-    images = _positive(record.get("images_trained"))
-    num_train = _positive((record.get("dataset") or {}).get("num_train"))
+    images = to_positive(record.get("images_trained"))
+    num_train = to_positive((record.get("dataset") or {}).get("num_train"))
     return images / num_train if images and num_train else None
 
 

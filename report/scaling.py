@@ -6,7 +6,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from report.differences import differences, flag_learning_rates, recipe_key
 from report.fit import Interval, ScalingFit, fit_scaling
@@ -73,9 +72,9 @@ class Study:
 
 def build_studies(runs: Sequence[Run], predict: Sequence[int] = ()) -> list[Study]:
     """The studies in the runs: one for each device, model, baseline and way of scaling."""
-    groups: dict[tuple[str, str, Any], list[Run]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.gpu, run.arch, run.config.get("image_size")].append(run)
+        groups[run.gpu, run.arch, str(run.config.get("image_size"))].append(run)
     return [
         study
         for _, group in sorted(groups.items(), key=lambda item: str(item[0]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import DataError
+from report.record_shape import MAX_CHARS, is_number, to_number
 from report.table import Cell, Column, Table, Value
-from train.record import STAGES_FILE
+from report.words import count
+from train.record import STAGES_FILE, iter_lines
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "run_results" / "published" / "works21_stages.csv"
 # Our stages in the study's terms; it tunes hyper-parameters too, which is shown as published.
@@ -64,25 +65,15 @@ def load_stages(paths: Sequence[Path]) -> tuple[list[Mapping[str, Any]], list[st
     for path in paths:
         files = sorted(path.rglob(STAGES_FILE)) if path.is_dir() else []
         for file in [path] if path.name == STAGES_FILE else files:
-            whole, num_torn = _read_lines(file)
-            records += whole
+            num_torn = 0
+            for record in iter_lines(file):
+                if record is not None and is_number(record.get("seconds")):
+                    records.append(record)
+                else:
+                    num_torn += 1
             if num_torn:
-                notes.append(f"{file}: {num_torn} torn lines left out")
+                notes.append(f"{file}: {count(num_torn, 'torn line')} left out")
     return records, notes
-
-
-def _read_lines(path: Path) -> tuple[list[Mapping[str, Any]], int]:
-    """The lines that are whole stage records, and how many are not."""
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    whole: list[Mapping[str, Any]] = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and _number(record.get("seconds")) is not None:
-            whole.append(record)
-    return whole, len(lines) - len(whole)
 
 
 def summarise_stages(records: Sequence[Mapping[str, Any]]) -> list[StageFigures]:
@@ -90,7 +81,7 @@ def summarise_stages(records: Sequence[Mapping[str, Any]]) -> list[StageFigures]
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
         if record.get("status", "done") == "done":
-            groups[str(record.get("stage"))].append(record)
+            groups[str(record.get("stage"))[:MAX_CHARS]].append(record)
     return [
         StageFigures(
             stage=STUDY_STAGE.get(stage, stage),
@@ -167,16 +158,11 @@ def _text(value: Value) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None
-
-
 def _mean(group: Sequence[Mapping[str, Any]], key: str, unit: float) -> float | None:
-    values = [value for record in group if (value := _number(record.get(key))) is not None]
+    values = [value for record in group if (value := to_number(record.get(key))) is not None]
     return sum(values) / len(values) / unit if values else None
 
 
 def _peak(group: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [value for record in group if (value := _number(record.get(key))) is not None]
+    values = [value for record in group if (value := to_number(record.get(key))) is not None]
     return max(values) / GB if values else None

@@ -25,6 +25,7 @@ from report.grid_tables import describe_log, make_tables
 from report.grid_totals import compute_totals
 from report.published import compare_with_printed, is_study_table, read_study
 from report.table import Table, to_csv, to_json, to_markdown
+from report.words import count
 
 log = logging.getLogger("trainyard")
 
@@ -86,12 +87,12 @@ def find_inputs(inputs: list[Path]) -> list[Path]:
 def report_logs(paths: list[Path], runs: list[Path]) -> GridReport:
     """The report of event logs, checked by the records that came back."""
     events = read_event_logs(paths)
-    records = read_records(runs)
+    records, notes = read_records(runs)
     histories = read_histories(events.events)
     jobs = [make_row(history, records.get(history.job)) for history in histories]
     if not jobs:
         raise UserError(f"no job in {', '.join(map(str, paths))}; did it start yet?")
-    return make_report("Grid report", jobs, remarks=describe_log(events))
+    return make_report("Grid report", jobs, remarks=[*describe_log(events), *notes])
 
 
 def report_tables(paths: list[Path]) -> GridReport:
@@ -120,8 +121,9 @@ def write_report(report: GridReport, folder: Path) -> None:
     tables: list[Table] = make_tables(report)
     for table in tables:
         (folder / f"{table.name}.csv").write_text(to_csv([table]))
-    charts = draw_grid_charts(report, folder)
-    log.info("wrote %d tables and %d pictures to %s", len(tables), len(charts), folder)
+    charts = {path.stem for path in draw_grid_charts(report, folder)}
+    pictures = f"{count(len(charts), 'picture')} (each as PNG and SVG)" if charts else "no picture"
+    log.info("wrote %s and %s to %s", count(len(tables), "table"), pictures, folder)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,8 @@ def main() -> int:
 def _read(inputs: Inputs, args: argparse.Namespace) -> Contents:
     """What the page shows; what cannot be used is a note on it."""
     records, notes = load_stages(inputs.stages)
-    grids = _read_grids(inputs)
+    grids, grid_notes = _read_grids(inputs)
+    notes += grid_notes
     runs: list[Run] = []
     if inputs.runs:
         try:
@@ -97,20 +98,26 @@ def _read(inputs: Inputs, args: argparse.Namespace) -> Contents:
     )
 
 
-def _read_grids(inputs: Inputs) -> list[GridReport]:
-    """A report for each study's table, and one for all event logs together."""
+def _read_grids(inputs: Inputs) -> tuple[list[GridReport], list[str]]:
+    """A report for each study's table and one for all event logs, and notes on unusable logs."""
     grids = []
+    notes: list[str] = []
     for path in inputs.grid_tables:
         jobs = read_study(path)
         comparisons = compare_with_printed(path, compute_totals(jobs))
         grids.append(make_report(f"Grid report of {path.name}", jobs, comparisons=comparisons))
     if inputs.event_logs:
-        events = read_event_logs(inputs.event_logs)
-        records = read_records([path for path in inputs.runs if path.is_dir()])
+        try:
+            events = read_event_logs(inputs.event_logs)
+        except UserError as error:
+            if not inputs.runs and not inputs.stages:
+                raise
+            return grids, [f"no grid report: {error}"]
+        records, _ = read_records([path for path in inputs.runs if path.is_dir()])
         jobs = [make_row(h, records.get(h.job)) for h in read_histories(events.events)]
         if jobs:
             grids.append(make_report("Grid report", jobs, remarks=describe_log(events)))
-    return grids
+    return grids, notes
 
 
 def sort_inputs(paths: list[Path]) -> Inputs:
@@ -145,6 +152,8 @@ def _sort_folder(folder: Path, inputs: Inputs) -> None:
 
 def is_event_log(path: Path) -> bool:
     """Whether a file begins as HTCondor's event logs do; many programs write *.log files."""
+    if not path.is_file():
+        return False
     with open(path, "rb") as file:
         return EVENT.match(file.read(64)) is not None
 

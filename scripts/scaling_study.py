@@ -18,6 +18,7 @@ require_packages("numpy", "submitit", "torch")
 
 from dataset.errors import DONE, run_command
 from report.table import to_json, to_markdown
+from report.words import count
 from scripts.study.jobs import describe
 from scripts.study.plan import (
     CLUSTERS,
@@ -102,7 +103,8 @@ def _status(args: argparse.Namespace) -> int:
 
 def _cancel(args: argparse.Namespace) -> int:
     num_jobs = cancel_study(args.folder.absolute())
-    log.info("%d jobs ended; go on with: scaling_study.py resume %s", num_jobs, args.folder)
+    jobs = count(num_jobs, "job")
+    log.info("%s ended; continue with: scaling_study.py resume %s", jobs, args.folder)
     return DONE
 
 

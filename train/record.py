@@ -22,6 +22,11 @@ STATUSES = ("running", "checkpointed", "done", "failed")
 
 Record = dict[str, Any]
 
+# No record of ours comes near these; what does is damaged, or was not written by us.
+MAX_BYTES = 16 * 2**20
+MAX_DEPTH = 20
+MAX_DIGITS = 30
+
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Writes value as NAME.part and renames it: a reader sees the old file or the new one."""
@@ -47,14 +52,68 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; a ValueError for one that no record of ours can be.
+
+    Refused are NaN and Infinity, numbers of more than 30 digits and deep nesting, on which later
+    code would fail; half of a surrogate pair, which no file or terminal takes, becomes a '?'.
+    """
+    try:
+        value = json.loads(
+            text, parse_constant=_refuse, parse_int=_parse_int, parse_float=_parse_float
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if _is_deeper(value, MAX_DEPTH):
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+    escape = "\\ud" if isinstance(text, str) else b"\\ud"
+    if escape in text.lower():  # type: ignore[operator]
+        whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        value = json.loads(whole)
+    return value
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits.lstrip("-")) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if abs(value) >= 10**MAX_DIGITS:
+        raise ValueError(f"{text[:20]} is out of range")
+    return value
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        level = [
+            part
+            for parent in level
+            if isinstance(parent, dict | list)
+            for part in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+    return bool(level)
+
+
 def read_run(folder: Path) -> Record:
     """The run.json of a folder; a newer schema, whose numbers may differ, is refused."""
     path = folder / RUN_FILE
+    if path.exists() and (not path.is_file() or path.stat().st_size > MAX_BYTES):
+        raise DataError(f"{path} is no file of less than {MAX_BYTES >> 20} MiB, as a record is")
     try:
-        run: Record = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        run: Record = parse_json(path.read_bytes())
+    except ValueError as error:
         raise DataError(f"{path} is not JSON ({error}); was it edited by hand?") from None
-    if not isinstance(run, dict) or not isinstance(run.get("schema"), int):
+    if not isinstance(run, dict) or type(run.get("schema")) is not int:
         raise DataError(f"{path} has no schema number; it is not a run record of this project")
     if run["schema"] > SCHEMA:
         raise UserError(
@@ -65,31 +124,34 @@ def read_run(folder: Path) -> Record:
 
 def read_lines(path: Path) -> list[Record]:
     """The records of a .jsonl file without torn lines; a missing file is an empty one."""
-    return list(iter_lines(path))
+    return [record for record in iter_lines(path) if record is not None]
 
 
-def iter_lines(path: Path) -> Iterator[Record]:
-    """Each whole record of a .jsonl file in turn."""
-    if not path.exists():
+def iter_lines(path: Path) -> Iterator[Record | None]:
+    """Each line of a .jsonl file in turn: its record, or None for one that is torn or damaged."""
+    if not path.is_file():
         return
-    with open(path) as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
+    with open(path, "rb") as file:
+        while line := file.readline(MAX_BYTES):
+            if not line.strip():
                 continue
-            if isinstance(record, dict):
-                yield record
+            try:
+                record = parse_json(line)
+            except ValueError:
+                record = None
+            yield record if isinstance(record, dict) else None
 
 
 def read_epochs(folder: Path) -> list[Record]:
     """The epochs of the surviving trajectory: a later line supersedes those from its epoch on."""
-    by_epoch: dict[int, Record] = {}
-    for record in iter_lines(folder / EPOCHS_FILE):
-        epoch = int(record["epoch"])
-        by_epoch = {e: r for e, r in by_epoch.items() if e < epoch}
-        by_epoch[epoch] = record
-    return list(by_epoch.values())
+    trajectory: list[Record] = []
+    for record in read_lines(folder / EPOCHS_FILE):
+        if type(record.get("epoch")) is not int:
+            continue
+        while trajectory and trajectory[-1]["epoch"] >= record["epoch"]:
+            trajectory.pop()
+        trajectory.append(record)
+    return trajectory
 
 
 def find_runs(paths: list[Path]) -> list[Path]:

@@ -18,6 +18,7 @@ import submitit
 from submitit.slurm.slurm import SlurmExecutor
 
 from dataset.errors import PassingError, UserError
+from report.words import count
 from scripts.study.plan import Plan, Point, uses_gpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,7 +150,8 @@ def describe(plan: Plan, points: Sequence[Point], folder: Path) -> str:
     """What would be submitted: the command of each point and, on SLURM, the sbatch text."""
     command = "python -m train " + "{}"
     lines = [
-        f"# {p.name}: {p.num_gpus} ranks\n{command.format(shlex.join(p.argv))}" for p in points
+        f"# {p.name}: {count(p.num_gpus, 'rank')}\n{command.format(shlex.join(p.argv))}"
+        for p in points
     ]
     if plan.cluster == "slurm":
         executor = _SlurmTextExecutor(log_folder(folder, points[0]), python=sys.executable)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dataset.errors import DataError, UserError
+from dataset.errors import UserError
+from report.record_shape import shorten
 from train.config import TrainConfig, parse_config
 from train.recipe import choose_recipe
-from train.record import write_json
+from train.record import parse_json, write_json
 
 STUDY_FILE = "study.json"
 SCHEMA = 1
 CLUSTERS = ("local", "slurm")
+MAX_COUNT = 10**5  # of GPUs or repeats
 
 
 @dataclass(frozen=True)
@@ -219,16 +220,14 @@ def read_study(folder: Path) -> StudyFile:
     if not path.exists():
         raise UserError(f"{folder} is no study: it has no {STUDY_FILE}; give the --out of a study")
     try:
-        record = json.loads(path.read_text())
+        record = parse_json(path.read_bytes())
         if record["schema"] > SCHEMA:
             raise UserError(f"{path} has schema {record['schema']}; update this code to read it")
-        return StudyFile(
-            _plan_from(record["plan"]), {k: tuple(v) for k, v in record["jobs"].items()}
-        )
+        return StudyFile(_plan_from(record["plan"]), _jobs_from(record["jobs"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
-        raise DataError(f"{path} cannot be read ({error!r}); was it edited by hand?") from None
+        raise UserError(f"{path} cannot be read ({error!r}); was it edited by hand?") from None
 
 
 def extend_study(old: StudyFile, wanted: Plan, folder: Path) -> StudyFile:
@@ -251,10 +250,42 @@ def extend_study(old: StudyFile, wanted: Plan, folder: Path) -> StudyFile:
 
 
 def _plan_from(record: dict[str, Any]) -> Plan:
-    values = dict(record)
-    values["slurm"] = SlurmOptions(**values["slurm"])
-    values["gpus"], values["train_flags"] = tuple(values["gpus"]), tuple(values["train_flags"])
-    return Plan(**values)
+    """The plan of study.json; a ValueError for a field of another type, a KeyError without it."""
+    slurm = record["slurm"]
+    _check(isinstance(slurm, dict), "slurm", slurm)
+    for name, value in slurm.items():
+        _check(value is None or isinstance(value, str | int), name, value)
+    for name in ("data", "cluster", "mode"):
+        _check(isinstance(record[name], str), name, record[name])
+    _check(record["cluster"] in CLUSTERS, "cluster", record["cluster"])
+    gpus, flags, repeats = record["gpus"], record["train_flags"], record["repeats"]
+    _check(isinstance(gpus, list) and all(map(_is_count, gpus)), "gpus", gpus)
+    _check(isinstance(flags, list) and all(isinstance(f, str) for f in flags), "flags", flags)
+    _check(_is_count(repeats), "repeats", repeats)
+    return Plan(
+        data=record["data"],
+        cluster=record["cluster"],
+        gpus=tuple(gpus),
+        mode=record["mode"],
+        repeats=repeats,
+        train_flags=tuple(flags),
+        slurm=SlurmOptions(**slurm),
+    )
+
+
+def _jobs_from(record: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    for name, ids in record.items():
+        _check(isinstance(ids, list) and all(isinstance(i, str) for i in ids), name, ids)
+    return {name: tuple(ids) for name, ids in record.items()}
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_COUNT
+
+
+def _check(is_right: bool, name: str, value: Any) -> None:
+    if not is_right:
+        raise ValueError(f"{name} is {shorten(value)}")
 
 
 def _describe(plan: Plan) -> str:

@@ -8,12 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import CommandError
+from report.record_shape import is_number, shape_record, to_positive, to_whole
 from report.table import Cell, Column, Table
 from scripts.study.jobs import is_local_alive, log_folder, slurm_end, slurm_states
 from scripts.study.plan import Point, StudyFile
 from train.record import EPOCHS_FILE, RUN_FILE, read_epochs, read_run
 
 LOG_LINES = 6
+# SLURM's word for the end of a job, as a person says it.
+_ENDS = {
+    "BOOT_FAIL": "its node did not start",
+    "CANCELLED": "was cancelled",
+    "DEADLINE": "reached its deadline",
+    "NODE_FAIL": "its node failed",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "PREEMPTED": "was preempted",
+    "TIMEOUT": "reached its time limit",
+}
 
 
 @dataclass(frozen=True)
@@ -49,29 +60,35 @@ def _state_of(
     if job_id is not None and job_id in active:
         word, _, reason = active[job_id].partition(" ")
         if word == "PENDING":
-            return PointState(point, "queued", f"waits: {reason}", job_id)
+            # SLURM says None before it has looked at the job for the first time.
+            why = f"waiting: {reason}" if reason not in ("", "None") else "waiting for SLURM"
+            return PointState(point, "queued", why, job_id)
         return PointState(point, "running", _progress(folder / point.name, run), job_id)
     if status == "done":
         return PointState(point, "done", _progress(folder / point.name, run), job_id, 0)
     if job_id is None:
-        return PointState(point, "missing", "not submitted yet", None)
+        detail = "not submitted yet" if study.plan.cluster == "slurm" else "not started yet"
+        return PointState(point, "missing", detail, None)
     if _is_older(folder / point.name / RUN_FILE, log_folder(folder, point), job_id):
         return PointState(point, "failed", "ended before it could resume its run", job_id)
     if status == "checkpointed":
         return PointState(point, "stopped", "has a checkpoint and can go on", job_id, code)
     ended = slurm_end(job_id) if study.plan.cluster == "slurm" else ""
     if status == "running" or (status is None and ended in ("CANCELLED", "PREEMPTED")):
-        return PointState(point, "stopped", f"was killed {ended}".strip(), job_id, code)
-    detail = f"exit {code}" if code is not None else f"ended without a record {ended}".strip()
+        return PointState(point, "stopped", _ENDS.get(ended, "was killed"), job_id, code)
+    how = f" ({_ENDS[ended]})" if ended in _ENDS else ""
+    detail = f"exit {code}" if code is not None else f"ended without a record{how}"
     return PointState(point, "failed", detail, job_id, code)
 
 
 def _read(folder: Path) -> dict[str, Any]:
     """The run's record, or an empty one while there is none."""
     try:
-        return read_run(folder) if (folder / RUN_FILE).exists() else {}
+        record = read_run(folder) if (folder / RUN_FILE).exists() else {}
     except CommandError:
         return {}
+    shaped, _ = shape_record(record)
+    return shaped
 
 
 def _is_older(run_file: Path, logs: Path, job_id: str) -> bool:
@@ -84,15 +101,15 @@ def _is_older(run_file: Path, logs: Path, job_id: str) -> bool:
 
 def _progress(folder: Path, run: Mapping[str, Any]) -> str:
     """How far the trainer is, in its epochs."""
-    total = (run.get("config") or {}).get("epochs")
+    total = to_whole((run.get("config") or {}).get("epochs"))
     epochs = read_epochs(folder) if (folder / EPOCHS_FILE).exists() else []
     if not epochs:
         return "starting" if run.get("status") != "done" else ""
     last = epochs[-1]
-    words = [f"epoch {int(last['epoch']) + 1} of {total}"]
-    if last.get("val_acc1") is not None:
+    words = [f"epoch {last['epoch'] + 1}" + (f" of {total}" if total else "")]
+    if is_number(last.get("val_acc1")):
         words.append(f"val acc@1 {last['val_acc1']:.1f} %")
-    if last.get("images_per_s"):
+    if to_positive(last.get("images_per_s")):
         words.append(f"{last['images_per_s']:.0f} images/s")
     return ", ".join(words)
 

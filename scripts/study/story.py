@@ -16,6 +16,7 @@ from report.runs import load_runs
 from report.scaling import build_studies
 from report.scaling_tables import scaling_table
 from report.table import Table, to_markdown
+from report.words import count
 from scripts.study.jobs import cancel_local, cancel_slurm, submit_local, submit_slurm
 from scripts.study.plan import (
     Point,
@@ -36,7 +37,7 @@ def run_study(study: StudyFile, folder: Path, wait: bool) -> int:
     with _only_one(folder):
         write_study(folder, study)
         points = make_points(study.plan, folder)
-        log.info("study %s: %d runs", folder, len(points))
+        log.info("study %s: %s", folder, count(len(points), "run"))
         if pin := describe_pin(study.plan, folder):
             log.info("%s", pin)
         if study.plan.cluster == "local":
@@ -55,7 +56,8 @@ def _run_local(study: StudyFile, points: list[Point], folder: Path) -> StudyFile
     """Runs the points one after another, since they share the machine."""
     before: dict[str, str] = {}
     for state in find_states(study, points, folder):
-        _say_change(before, state)
+        if state.state != "missing":  # one that is about to start says so itself
+            _say_change(before, state)
         if state.state == "done":
             continue
         point, job = state.point, None
@@ -146,8 +148,8 @@ def _conclude(states: list[PointState], folder: Path) -> int:
             log.error("    %s", line)
     if not unfinished:
         return DONE
-    log.error("%d of %d runs are not done; run the missing ones with: scaling_study.py resume %s",
-              len(unfinished), len(states), folder)  # fmt: skip
+    log.error("%d of %s not done; run the missing ones with: scaling_study.py resume %s",
+              len(unfinished), count(len(states), "run"), folder)  # fmt: skip
     failed = [state for state in unfinished if state.state == "failed"]
     return (failed[0].exit_code or CRASH) if failed else TRY_AGAIN
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.errors import DataError
+from dataset.errors import UserError
 from report.grid import compute_sites, compute_slot_time, compute_transfer_limits, count_causes
 from report.grid_rows import GridJob
 from report.grid_totals import compute_totals
@@ -140,7 +140,7 @@ def test_only_the_studys_tables_are_taken_for_them() -> None:
     [
         ("success", "fine", "outcome 'fine' of 1.0; known: success"),
         ("11182", "soon", "time_execute_s of 1.0 is 'soon'; seconds are expected"),
-        ("stalls", "stops", "has no column stalls"),
+        ("stalls", "stops", "lacks the column stalls"),
     ],
 )
 def test_a_damaged_table_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -150,5 +150,5 @@ def test_a_damaged_table_is_refused(tmp_path: Path, old: str, new: str, message:
     )
     path = tmp_path / "table.csv"
     path.write_text(text.replace(old, new))
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(UserError, match=message):
         read_study(path)

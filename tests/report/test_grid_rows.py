@@ -87,7 +87,7 @@ def test_exit_0_is_a_success_only_if_the_record_says_so(
 def test_without_a_record_the_output_is_unchecked_and_the_report_says_so(tmp_path: Path) -> None:
     row = make(tmp_path, evicted_once())
     assert row.outcome == UNCHECKED
-    assert "1 jobs ended with exit 0" in make_report("t", [row]).remarks[0]
+    assert "1 job ended with exit 0" in make_report("t", [row]).remarks[0]
 
 
 def test_records_are_found_by_cluster_and_proc(tmp_path: Path) -> None:
@@ -99,6 +99,6 @@ def test_records_are_found_by_cluster_and_proc(tmp_path: Path) -> None:
         (folder / "run.json").write_text(json.dumps(run))
     lines = [{"stage": "fetch", "start": 100.0, "seconds": 7.5}, {"stage": "train", "start": 110.0}]
     (tmp_path / "a" / "stages.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    records = read_records([tmp_path])
+    records, _ = read_records([tmp_path])
     assert list(records) == [JobId(12, 3)]
     assert records[JobId(12, 3)].fetches == ((100.0, 107.5),)

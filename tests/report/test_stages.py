@@ -45,7 +45,7 @@ def test_failed_stages_do_not_count_and_torn_lines_are_noted(tmp_path: Path) -> 
         file.write('{"stage": "train", "sec')
     records, notes = load_stages([tmp_path])
     assert summarise_stages(records) == []
-    assert notes == [f"{tmp_path / 'stages.jsonl'}: 1 torn lines left out"]
+    assert notes == [f"{tmp_path / 'stages.jsonl'}: 1 torn line left out"]
 
 
 def test_time_to_accuracy_adds_training_and_evaluation() -> None:
@@ -78,7 +78,7 @@ def test_torn_epoch_lines_are_noted_and_the_rest_is_drawn(tmp_path: Path) -> Non
     runs, _ = load_runs([tmp_path])
     epochs, notes = load_epochs(runs)
     assert len(epochs["one"]) == 2
-    assert notes == [f"{folder / 'epochs.jsonl'}: 1 torn lines left out"]
+    assert notes == [f"{folder / 'epochs.jsonl'}: 1 torn line left out"]
     charts, _ = learning_charts(build_studies(runs), epochs)
     assert [chart.name for chart in charts] == ["loss", "accuracy"]
 

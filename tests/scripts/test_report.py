@@ -60,7 +60,7 @@ def test_what_cannot_be_read_is_a_note_on_the_page(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "report.html").read_text()
     assert "has schema 7" in text
-    assert "1 torn lines left out" in text
+    assert "1 torn line left out" in text
 
 
 def test_mistakes_are_one_line_and_leave_no_page(tmp_path: Path) -> None:

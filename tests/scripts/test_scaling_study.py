@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dataset.errors import UserError
+from scripts.study import state
 from scripts.study.plan import (
+    STUDY_FILE,
     Plan,
     SlurmOptions,
     describe_pin,
@@ -265,3 +268,54 @@ def test_a_trainer_flag_that_does_not_exist_is_refused_before_anything_runs(tmp_
     assert missing.returncode == 2
     assert "no such file or folder: nowhere" in missing.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+ODD_STUDIES = {
+    "text": "[" * 100_000,
+    "plan": {"plan": 3},
+    "digits": '{"schema": 1, "plan": {"repeats": ' + "9" * 400 + "}}",
+    "gpus": {"gpus": ["1", 2]},
+    "repeats": {"repeats": 10**15},
+    "flags": {"train_flags": [1]},
+    "slurm": {"slurm": {"time": [1]}},
+    "cluster": {"cluster": "moon"},
+    "jobs": {"jobs": {"a": "12"}},
+}
+
+
+@pytest.mark.parametrize("name", ODD_STUDIES)
+def test_a_damaged_study_file_is_one_line_and_exit_2(tmp_path: Path, name: str) -> None:
+    good = asdict(plan())
+    odd = ODD_STUDIES[name]
+    if isinstance(odd, dict):
+        record = {"schema": 1, "plan": good, "jobs": {}}
+        record |= {k: v for k, v in odd.items() if k in record}
+        if isinstance(record["plan"], dict):
+            record["plan"] = good | {k: v for k, v in odd.items() if k in good}
+        odd = json.dumps(record)
+    (tmp_path / STUDY_FILE).write_text(str(odd))
+    with pytest.raises(UserError, match=r"study\.json"):
+        read_study(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("active", "end", "words"),
+    [
+        ("PENDING None", "", "waiting for SLURM"),
+        ("PENDING Priority", "", "waiting: Priority"),
+        ("", "CANCELLED", "was cancelled"),
+        ("", "PREEMPTED", "was preempted"),
+        ("", "FAILED", "ended without a record"),
+        ("", "TIMEOUT", "ended without a record (reached its time limit)"),
+    ],
+)
+def test_the_state_of_a_slurm_job_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, active: str, end: str, words: str
+) -> None:
+    """SLURM's own answers are stood in for; tests/cluster/slurm asks the real one."""
+    monkeypatch.setattr(state, "slurm_states", lambda _: {"7": active} if active else {})
+    monkeypatch.setattr(state, "slurm_end", lambda _: end)
+    study = Study(plan(cluster="slurm", gpus=(1,)))
+    (point,) = make_points(study.plan, tmp_path)
+    (found,) = state.find_states(study.with_job(point.name, "7"), [point], tmp_path)
+    assert found.detail == words

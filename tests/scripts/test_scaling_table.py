@@ -68,8 +68,8 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path: Path) -> None:
         (tmp_path / "empty", 2, "no runs found"),
         (tmp_path / "nowhere", 2, "no such file"),
         (tmp_path / "nowhere.csv", 2, "No such file"),
-        (tmp_path / "wrong.csv", 3, "lacks the column gpu"),
-        (tmp_path / "zero.csv", 3, "num_gpus is 0"),
+        (tmp_path / "wrong.csv", 2, "lacks the column gpu"),
+        (tmp_path / "zero.csv", 2, "num_gpus is 0"),
     ):
         done = run(path)
         assert done.returncode == code, done.stderr
