@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dataset import checksum
@@ -15,7 +15,7 @@ from dataset.summary import Summary
 from dataset.verify import hash_file
 
 
-def accept_existing(path: Path, given: Mapping[str, str], summary: Summary) -> None:
+def accept_existing(path: Path, given: Mapping[str, str], given_by: str, summary: Summary) -> None:
     """A file of that name that we did not fetch: taken when it proves right, never overwritten."""
     size = path.stat().st_size
     if size != summary.size:
@@ -33,7 +33,7 @@ def accept_existing(path: Path, given: Mapping[str, str], summary: Summary) -> N
             found = hash_file(file.fileno(), kind, size)
             if found != wanted:
                 raise DataError(f"{path} has {kind} {found}, not {wanted}; move it away")
-            summary.verified.append(f"{kind} (given)")
+            summary.verified.append(f"{kind} ({given_by})")
 
 
 def verify_by_server(
@@ -48,6 +48,15 @@ def verify_by_server(
     if _compute(store, kind) != wanted:
         mend_or_refuse(lookup, store, kind, wanted, summary, where)
     summary.verified.append(f"{kind} ({where})")
+
+
+def refuse_unverified(what: str, verified: Sequence[str]) -> None:
+    """Raises where --require-digest was given and nothing vouches for the bytes."""
+    if not verified:
+        raise DataError(
+            f"{what} cannot be verified: no server offers a digest of it, and --require-digest was "
+            "given; give its --md5, --sha256 or --crc32"
+        )
 
 
 def mend_or_refuse(

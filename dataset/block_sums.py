@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +20,24 @@ _AHEAD = 8  # blocks in flight: 32 MiB, whatever the size of the file
 Progress = Callable[[int], object]  # called with the number of bytes just done
 
 
+class Hasher(Protocol):
+    """A hash of the whole file, such as hashlib's: fed with its bytes in order."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
 class BlockSummer:
     """Reads a file once from front to back, summing its blocks; `pread` serves a reader behind.
 
     The reader's headers come out of the page cache, since their block was read a moment ago.
     """
 
-    def __init__(self, fd: int, size: int, progress: Progress, threads: int = 2) -> None:
-        self._fd, self._size, self._progress = fd, size, progress
+    def __init__(
+        self, fd: int, size: int, progress: Progress, hasher: Hasher | None = None, threads: int = 2
+    ) -> None:
+        self._fd, self._size, self._progress, self._hasher = fd, size, progress, hasher
         self._pool = ThreadPoolExecutor(threads)
-        self._pending: deque[Future[int]] = deque()
+        self._pending: deque[Future[tuple[int, bytes]]] = deque()
         self._submitted = 0
         self._sums: list[int] = []
 
@@ -58,12 +67,16 @@ class BlockSummer:
             while len(self._pending) < _AHEAD and self._submitted * BLOCK_SIZE < self._size:
                 self._pending.append(self._pool.submit(self._sum, self._submitted))
                 self._submitted += 1
-            self._sums.append(self._pending.popleft().result())
+            value, data = self._pending.popleft().result()
+            self._sums.append(value)
+            if self._hasher is not None:
+                self._hasher.update(data)
             done = len(self._sums) * BLOCK_SIZE
             self._progress(BLOCK_SIZE - max(0, done - self._size))
 
-    def _sum(self, block: int) -> int:
-        return crc32c(os.pread(self._fd, BLOCK_SIZE, block * BLOCK_SIZE))
+    def _sum(self, block: int) -> tuple[int, bytes]:
+        data = os.pread(self._fd, BLOCK_SIZE, block * BLOCK_SIZE)
+        return crc32c(data), data
 
 
 def find_bad_ranges(

@@ -6,11 +6,17 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dataset import checksum
-from dataset.acceptance import accept_existing, mend_or_refuse, verify_by_server, whole_checksum
+from dataset.acceptance import (
+    accept_existing,
+    mend_or_refuse,
+    refuse_unverified,
+    verify_by_server,
+    whole_checksum,
+)
 from dataset.compare import TooDifferent, trust_reference
 from dataset.connection import Pool
 from dataset.digests import DigestAsker, HashFollower, pick_kinds
@@ -22,6 +28,7 @@ from dataset.lookup import Access, Lookup, Options
 from dataset.own_names import check_no_part, journal_path, part_path
 from dataset.partial import adopt_older, discard, open_part, resume
 from dataset.probe import Digest, find_size
+from dataset.published import find_published
 from dataset.redaction import redact
 from dataset.store import ChunkStore, DiskError
 from dataset.summary import Summary
@@ -43,6 +50,14 @@ class Job:
     ledger: Ledger
     given: Mapping[str, str] = field(default_factory=dict)  # kind -> hex, from the user
     index: Path | None = None  # a TAR.index with block checksums
+    given_by: str = "given"
+
+    def with_published(self, size: int) -> Job:
+        """The same job; an archive that is known by name and size must have its published MD5."""
+        known = find_published(self.target.name, size)
+        if known is None or self.given:
+            return self
+        return replace(self, given={"md5": known.md5}, given_by="published")
 
     def __post_init__(self) -> None:
         check_no_part(Path(self.path.name))
@@ -73,14 +88,15 @@ def fetch_object(
 
 
 def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
-    if _is_done(job, summary):
+    if _is_done(job, summary, lookup.options.require_digest):
         return
     adopt_older(job.path, job.target.identity, job.ledger.knows)
     for _ in range(MAX_STARTS):
         before = read_journal(journal_path(job.path))
         summary.size = find_size(lookup, before.size if before is not None else None)
+        job = job.with_published(summary.size)
         if os.path.lexists(job.path):
-            accept_existing(job.path, job.given, summary)
+            accept_existing(job.path, job.given, job.given_by, summary)
             job.ledger.add(
                 [job.ledger.make(job.path, job.target.identity, summary.verified, job.given)]
             )
@@ -98,7 +114,7 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
     raise PassingError(f"{job.target.identity} keeps changing at its source; try again later")
 
 
-def _is_done(job: Job, summary: Summary) -> bool:
+def _is_done(job: Job, summary: Summary, must_verify: bool) -> bool:
     """Whether the file was fetched and verified before; a new digest asks for a new look."""
     record = job.ledger.find(job.path, job.target.identity)
     known = record.get("digests", {}) if record else {}
@@ -106,6 +122,8 @@ def _is_done(job: Job, summary: Summary) -> bool:
         return False
     summary.size = summary.resumed_bytes = record["size"]
     summary.verified = list(record.get("verified", ()))
+    if must_verify:
+        refuse_unverified(str(job.path), summary.verified)
     by = ", ".join(summary.verified) or "its size alone"
     summary.say(f"{job.path.name} is here already, verified by {by}")
     discard(job.path)  # what a kill between the last two steps of a fetch left
@@ -146,6 +164,8 @@ def _fill(
         if store.checks is not None:
             summary.verified.append(f"block_crc32c ({store.checks.where})")
         verify_by_server(transfer.lookup, store, digest, summary)
+        if transfer.lookup.options.require_digest:
+            refuse_unverified(job.target.identity, summary.verified)
         return True
     except TooDifferent as found:
         if digest is not None:
@@ -194,8 +214,8 @@ def _run(
     for kind, wanted in job.given.items():
         value = found[kind] if kind in found else whole_checksum(store, kind)
         if value != wanted:
-            mend_or_refuse(transfer.lookup, store, kind, wanted, summary, "given")
-        summary.verified.append(f"{kind} (given)")
+            mend_or_refuse(transfer.lookup, store, kind, wanted, summary, job.given_by)
+        summary.verified.append(f"{kind} ({job.given_by})")
     return asker.wait() if asker is not None else None
 
 

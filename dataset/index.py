@@ -26,6 +26,7 @@ from dataset.index_file import (
 )
 from dataset.labels import find_labels, label_val
 from dataset.listing import Split
+from dataset.published import PublishedHash
 from dataset.tar_entry import BLOCK
 
 _BUILTIN = "built-in"
@@ -117,9 +118,11 @@ def build_index(
         label_names = partial(label_val, archive=tar, labels=labels)
         size, sums = os.fstat(fd).st_size, None
         if checksums:
-            with BlockSummer(fd, size, progress) as summer:
+            hasher = PublishedHash(tar)
+            with BlockSummer(fd, size, progress, hasher) as summer:
                 listing = list_tar(fd, tar, split, label_names, summer.pread)
                 sums = summer.finish()
+            hasher.check()
         else:
             listing = list_tar(fd, tar, split, label_names)
         arrays = pack_listing(listing, size, sums, labels_digest(tar, labels) or _BUILTIN)

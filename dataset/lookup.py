@@ -52,6 +52,7 @@ class Options:
     missing_s: float = 120.0  # how long everybody must agree on 404 (or 401/403) before it is final
     deadline_s: float | None = None  # of the whole transfer: a transfer plugin has a limit
     max_caches: int = 3  # asked at the same time; the others stand by
+    require_digest: bool = False  # an object without any digest is refused
 
     def __post_init__(self) -> None:
         if not 1 <= self.connections <= 64:

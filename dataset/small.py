@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from dataset import checksum
+from dataset.acceptance import refuse_unverified
 from dataset.connection import NETWORK_ERRORS, Connection, Pool, explain
 from dataset.document import get_document
 from dataset.folder import Ledger
@@ -109,6 +110,8 @@ class SmallFiles:
         try:
             data = self._get(entry, source)
             verified = self._verify(entry, data)
+            if self._lookup.options.require_digest:
+                refuse_unverified(entry.path, verified)
             self._keep(entry, path, data, verified)
         except StatusError as error:
             problem = str(error.status)

@@ -74,16 +74,46 @@ def _parse_args() -> argparse.Namespace:
         help="osdf:///path, pelican://HOST/path, https, http, file",
     )
     add("--out", type=Path, required=True, help="folder; each object gets its own name there")
-    add("--md5", help="what the object must have, in hex")
-    add("--sha256", help="what the object must have, in hex")
-    add("--crc32", help="what the object must have, in hex")
+    add("--md5", help="the MD5 that the object must have, in hex")
+    add("--sha256", help="the SHA-256 that the object must have, in hex")
+    add("--crc32", help="the CRC-32 that the object must have, in hex")
+    add(
+        "--require-digest",
+        action="store_true",
+        help="refuse an object (exit 3) for which there is no digest at all",
+    )
     add("--index", type=Path, help="a TAR.index with block checksums (default: OUT/NAME.index)")
     add("--recursive", action="store_true", help="the URLs are collections")
-    add("--connections", type=int, default=8, help="at once, over all caches (8)")
-    add("--caches", type=int, default=3, help="asked at once; the others stand by (3)")
-    add("--stall-seconds", type=float, default=20.0, help="a silent connection is dead then (20)")
-    add("--give-up-after", default="6h", help="of passing failures: seconds, or 30m, 6h (6h)")
-    add("--missing-seconds", type=float, default=120.0, help="all say 404 so long: it is (120)")
+    add(
+        "--connections",
+        type=int,
+        default=8,
+        help="at once, over all caches (default 8)",
+    )
+    add(
+        "--caches",
+        type=int,
+        default=3,
+        help="used at once; the others stand by (default 3)",
+    )
+    add(
+        "--stall-seconds",
+        type=float,
+        default=20.0,
+        help="drop a connection after this many seconds without data (default 20)",
+    )
+    add(
+        "--give-up-after",
+        default="6h",
+        help="exit with 75 after this long without a new byte: seconds, 30m, 6h (default 6h)",
+    )
+    add(
+        "--missing-seconds",
+        type=float,
+        default=120.0,
+        help="seconds that every server must answer 404 before the object counts as missing "
+        "(default 120)",
+    )
     add("--federation", help="discovery host for osdf:// (https unless written with http://)")
     add("--token", type=Path, help="file with a bearer token (default: the usual places)")
     add("--netrc", type=Path, help="file with logins for https URLs (default: ~/.netrc)")
@@ -109,6 +139,7 @@ def _read_request(args: argparse.Namespace) -> Request:
         give_up_s=_read_duration(args.give_up_after),
         missing_s=args.missing_seconds,
         max_caches=args.caches,
+        require_digest=args.require_digest,
     )
     return Request(
         args.out,

@@ -1,0 +1,120 @@
+"""The published archives are verified by the sums that we ship, without being asked to."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+
+from dataset import published
+from dataset.errors import DataError
+from dataset.index import build_index
+from dataset.lookup import Options
+from dataset.published import published_archives
+from dataset.remote import fetch_urls
+from dataset.request import Request
+from tests.dataset.tars import make_tree, write_nested
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "ILSVRC2012_img_train.tar"
+
+
+@pytest.fixture
+def tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small tar that stands for the real one: the table has its size and MD5."""
+    source = tmp_path / "source"
+    source.mkdir()
+    tar = write_nested(source, make_tree()).rename(source / NAME)
+    data = tar.read_bytes()
+    md5, sha256 = hashlib.md5(data).hexdigest(), hashlib.sha256(data).hexdigest()
+    known = published.PublishedArchive(NAME, len(data), md5, sha256, 3, 18)
+    monkeypatch.setattr(published, "published_archives", lambda: {len(data): known})
+    return tar
+
+
+def flip_a_byte_of_an_image(tar: Path) -> None:
+    data = bytearray(tar.read_bytes())
+    data[1100] ^= 1  # no header tells
+    tar.write_bytes(data)
+
+
+def fetch(tar: Path, out: Path, **options: bool) -> list[str]:
+    (summary,) = fetch_urls([tar.as_uri()], Request(out, Options(**options)))
+    return summary.verified
+
+
+def test_the_table_in_the_code_is_the_published_one() -> None:
+    with open(ROOT / "run_results/published/ilsvrc2012_archives.csv", newline="") as file:
+        rows = [tuple(row.values()) for row in csv.DictReader(file)]
+    assert rows == [tuple(map(str, astuple(row))) for row in published_archives().values()]
+
+
+def test_a_fetch_verifies_a_published_archive_unasked(tar: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert fetch(tar, out) == ["md5 (published)"]
+    *_, line = (out / "fetched.jsonl").read_text().splitlines()
+    assert json.loads(line)["digests"]["md5"] == hashlib.md5(tar.read_bytes()).hexdigest()
+    assert fetch(tar, out) == ["md5 (published)"]  # again: it is known, nobody is asked
+
+
+def test_wrong_bytes_of_a_published_archive_never_get_its_name(tar: Path, tmp_path: Path) -> None:
+    flip_a_byte_of_an_image(tar)
+    with pytest.raises(DataError, match="published"):
+        fetch(tar, tmp_path / "out")
+    assert not (tmp_path / "out" / NAME).exists()
+
+
+def test_a_users_own_digest_comes_before_the_published_one(tar: Path, tmp_path: Path) -> None:
+    flip_a_byte_of_an_image(tar)
+    own = {"md5": hashlib.md5(tar.read_bytes()).hexdigest()}
+    (summary,) = fetch_urls([tar.as_uri()], Request(tmp_path / "out", given=own))
+    assert summary.verified == ["md5 (given)"]
+
+
+def test_a_published_archive_that_lies_there_already_is_taken_when_it_is_right(
+    tar: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / NAME).write_bytes(tar.read_bytes())
+    assert fetch(tar, out) == ["md5 (published)"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / NAME).write_bytes(tar.read_bytes())
+    flip_a_byte_of_an_image(other / NAME)
+    with pytest.raises(DataError, match="move it away"):
+        fetch(tar, other)
+
+
+def test_an_index_with_checksums_verifies_a_published_archive(tar: Path) -> None:
+    build_index(tar, checksums=True)
+    tar.with_name(NAME + ".index").unlink()
+    flip_a_byte_of_an_image(tar)
+    with pytest.raises(DataError, match="the published archive of its name and size"):
+        build_index(tar, checksums=True)
+    assert not tar.with_name(NAME + ".index").exists()
+
+
+def test_what_has_no_digest_is_taken_and_said_or_refused_on_request(tmp_path: Path) -> None:
+    plain = tmp_path / "plain.bin"
+    plain.write_bytes(b"bytes" * 1000)
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match="--require-digest"):
+        fetch(plain, out, require_digest=True)
+    assert not (out / "plain.bin").exists()
+    assert fetch(plain, out) == []
+    with pytest.raises(DataError, match="--require-digest"):  # fetched, and still not verified
+        fetch(plain, out, require_digest=True)
+
+
+def test_another_name_or_size_is_no_published_archive(tar: Path, tmp_path: Path) -> None:
+    other = tar.with_name("mine.tar")
+    other.write_bytes(tar.read_bytes())
+    assert fetch(other, tmp_path / "out") == []
+    known = published.find_published(NAME, tar.stat().st_size)
+    assert known is not None and replace(known, file="x") != known
+    assert published.find_published(NAME, tar.stat().st_size + 1) is None
