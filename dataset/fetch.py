@@ -22,7 +22,7 @@ from dataset.connection import Pool
 from dataset.digests import DigestAsker, HashFollower, pick_kinds
 from dataset.errors import PassingError, UserError
 from dataset.federation import Target
-from dataset.folder import Ledger, check_space
+from dataset.folder import Ledger, NoSpace, check_space
 from dataset.journal import Journal, Progress, read_journal
 from dataset.lookup import Access, Lookup, Options
 from dataset.own_names import check_no_part, journal_path, part_path
@@ -37,7 +37,7 @@ from dataset.verify import read_block_checks
 
 log = logging.getLogger("trainyard.fetch")
 
-MAX_STARTS = 3  # an object that changes again and again under our hands
+MAX_STARTS = 5  # an object that changes again and again under our hands
 Tick = Callable[[Transfer], None]
 
 
@@ -91,9 +91,14 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
     if _is_done(job, summary, lookup.options.require_digest):
         return
     adopt_older(job.path, job.target.identity, job.ledger.knows)
+    odd_size: int | None = None
     for _ in range(MAX_STARTS):
         before = read_journal(journal_path(job.path))
         summary.size = find_size(lookup, before.size if before is not None else None)
+        if summary.size != odd_size and _is_odd(job, before, summary.size):
+            odd_size = summary.size  # a broken answer may say anything: asked once more
+            lookup.sources.all.clear()
+            continue
         job = job.with_published(summary.size)
         if os.path.lexists(job.path):
             accept_existing(job.path, job.given, job.given_by, summary)
@@ -112,6 +117,19 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
             discard(job.path)
             lookup.sources.all.clear()
     raise PassingError(f"{job.target.identity} keeps changing at its source; try again later")
+
+
+def _is_odd(job: Job, before: Progress | None, size: int) -> bool:
+    """Whether to ask for the size again: it would cost the partial file, or is more than fits."""
+    if os.path.lexists(job.path):
+        return False
+    if before is not None and before.identity == job.target.identity and before.size != size:
+        return True
+    try:
+        check_space(job.path, size)
+    except NoSpace:
+        return True
+    return False
 
 
 def _is_done(job: Job, summary: Summary, must_verify: bool) -> bool:

@@ -98,12 +98,16 @@ def _held_bytes(path: Path) -> int:
         return 0
 
 
+class NoSpace(UserError):
+    """The object is larger than the free space, if its size is what a server said."""
+
+
 def _check_free(folder: Path, name: str, num_bytes: int) -> None:
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     needed = num_bytes + SPARE_BYTES
     if needed > free:
-        raise UserError(
+        raise NoSpace(
             f"{name} needs {needed / 1e9:.2f} GB more in {folder}, where "
             f"{free / 1e9:.2f} GB are free; free some space or choose another --out"
         )

@@ -108,7 +108,7 @@ def open_part(path: Path, size: int) -> int:
 
 
 def adopt_older(path: Path, identity: str, is_object: Callable[[Path], bool]) -> None:
-    """Gives what an earlier version left of this object its present names; NAME.part is free now.
+    """Gives what an earlier version left of this object the names of today.
 
     A NAME.part that no journal of ours speaks for is somebody else's, and stays.
     """

@@ -84,7 +84,8 @@ def find_size(lookup: Lookup, known: int | None = None) -> int:
 
     The two nearest are asked at once, so that one with another object under this name does not
     decide alone; when they differ, the origin does. A silent one is not waited for. `known` is the
-    size of an earlier start: one cache that has another does not throw away what is here.
+    size of an earlier start: one cache that has another does not throw away what is here. Nor does
+    one that has an empty object decide alone: a broken server says so, too.
     """
     if lookup.target.scheme == "file":
         lookup.refresh()
@@ -103,7 +104,7 @@ def find_size(lookup: Lookup, known: int | None = None) -> int:
                 first_vote_at = now
             voters = [s for s in lookup.sources.usable if s in votes]
             asked = [s for s in lookup.sources.usable if s.active]
-            is_doubted = known is not None and known not in votes.values()
+            is_doubted = _is_doubted(set(votes.values()), known)
             wait_s = DOUBT_S if is_doubted else VOTE_S
             is_late = first_vote_at is not None and now - first_vote_at >= wait_s
             is_alone = not asked and (not is_doubted or _have_all_voted(lookup, votes))
@@ -115,6 +116,11 @@ def find_size(lookup: Lookup, known: int | None = None) -> int:
                 return size
         time.sleep(TICK_S if votes or now - started > QUICK_S else TICK_S / 10)
         lookup.check_patience(time.monotonic(), started)
+
+
+def _is_doubted(sizes: set[int], known: int | None) -> bool:
+    """Whether others should be heard, the origin included, before the size is believed."""
+    return 0 in sizes or (known is not None and known not in sizes)
 
 
 def _have_all_voted(lookup: Lookup, votes: Collection[Source]) -> bool:
@@ -156,7 +162,7 @@ def _ask_more(
         usable = lookup.sources.usable
         is_stuck = all(source.failures for source in usable)
         sizes = set(votes.values())
-        is_disputed = len(sizes) > 1 or (known is not None and bool(sizes - {known}))
+        is_disputed = len(sizes) > 1 or bool(sizes and _is_doubted(sizes, known))
     if (is_stuck or is_disputed) and lookup.is_due(now):
         lookup.refresh(with_origin=is_disputed)
     with lookup.lock:

@@ -52,9 +52,7 @@ def parse_json(data: str | bytes, max_bytes: int = MAX_JSON_BYTES) -> Any:
         raise ValueError(f"JSON of {len(raw)} bytes, more than {max_bytes}")
     if raw.count(b"[") + raw.count(b"{") > MAX_JSON_DEPTH and _depth(raw) > MAX_JSON_DEPTH:
         raise ValueError(f"JSON nested more than {MAX_JSON_DEPTH} deep")
-    return json.loads(
-        raw.decode(), parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse
-    )
+    return _DECODER.decode(raw.decode())
 
 
 def _depth(raw: bytes) -> int:
@@ -84,3 +82,6 @@ def _parse_float(text: str) -> float:
 
 def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is no number")
+
+
+_DECODER = json.JSONDecoder(parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse)
