@@ -28,6 +28,7 @@ from dataset.lookup import Access, Options
 from dataset.probe import check_network
 from dataset.redaction import redact
 from dataset.tokens import TokenStore
+from dataset.untrusted import parse_number
 
 CAPABILITIES = {
     "MultipleFileSupport": True,
@@ -36,6 +37,7 @@ CAPABILITIES = {
     "ProtocolVersion": 2,
     "SupportedMethods": "osdf,pelican",
 }
+MAX_MINUTES = 100_000.0
 DEFAULT_MINUTES = 50.0  # HTCondor ends a plugin after 60 and calls it a stall
 MISSING_SHARE = 0.1  # of the limit: how long everybody must say 404 before it is believed
 MAX_MISSING_S = 120.0
@@ -67,21 +69,24 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return 1
     places = {words[0]: words[1], words[2]: words[3]}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    orders = list(read_orders(Path(places["-infile"]).read_text()))
+    orders = list(read_orders(Path(places["-infile"]).read_text(errors="surrogateescape")))
     if "-upload" in arguments:
         error = UserError("uploads are not supported; use HTCondor's own file transfer")
         results = [describe(order, time.time(), error=error) for order in orders]
     else:
-        results = fetch_all(orders, environ)
+        try:
+            results = fetch_all(orders, environ)
+        except CommandError as error:  # of the settings: HTCondor is told, for every file
+            results = [describe(order, time.time(), error=error) for order in orders]
     text = "".join(f"[ {write_ad(result)} ]\n" for result in results)
-    Path(places["-outfile"]).write_text(text)
+    Path(places["-outfile"]).write_text(text, errors="surrogateescape")
     return 0 if all(result["TransferSuccess"] for result in results) else 1
 
 
 def fetch_all(orders: Sequence[Order], environ: Mapping[str, str]) -> list[dict[str, Any]]:
     """The result of each file; all of them share the plugin's time."""
     settings = read_settings(environ)
-    limit_s = 60 * float(settings.get("pluginminutes") or DEFAULT_MINUTES)
+    limit_s = 60 * read_minutes(settings)
     end_s = time.monotonic() + limit_s
     access = Access(environ, TokenStore(environ, uid=os.getuid()))
     signal.signal(signal.SIGALRM, _raise_out_of_time)
@@ -104,6 +109,15 @@ def fetch_all(orders: Sequence[Order], environ: Mapping[str, str]) -> list[dict[
                 print(redact(traceback.format_exc()), file=sys.stderr)  # our bug
             results.append(describe(order, begin, error=error))
     return results
+
+
+def read_minutes(settings: Mapping[str, str]) -> float:
+    """The limit of the plugin from the job's ad."""
+    text = settings.get("pluginminutes") or str(DEFAULT_MINUTES)
+    try:
+        return parse_number(text, MAX_MINUTES)
+    except ValueError as error:
+        raise UserError(f"PluginMinutes: {error}; give minutes, as 50") from None
 
 
 def make_options(limit_s: float, left_s: float) -> Options:

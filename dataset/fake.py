@@ -22,6 +22,7 @@ from dataset.fake_archive import (
     write_archives,
 )
 from dataset.fake_draw import Progress, open_drawer
+from dataset.untrusted import parse_json
 
 MARKER = "fake_imagenet.json"
 SMALL_WORK_PIXELS = (
@@ -88,7 +89,7 @@ def _find_made(out: Path, spec: FakeImageNet) -> Made | None:
             )
         return None
     try:
-        marker = json.loads(marker_path.read_text())
+        marker = parse_json(marker_path.read_bytes())
         files, made_from, mean_bytes = marker["files"], marker["spec"], marker["mean_bytes"]
     except (ValueError, KeyError, TypeError):
         raise UserError(

@@ -16,8 +16,10 @@ from types import TracebackType
 from typing import Any
 
 from dataset.errors import DataError, PassingError, UserError
+from dataset.untrusted import parse_json
 
 _log = logging.getLogger("trainyard.extract")
+MAX_MARKER_BYTES = 64 << 20
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 Sizes = Mapping[bytes, int]  # file name -> bytes of it
@@ -273,7 +275,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file, empty when there is none or it is torn."""
     try:
-        value = json.loads(path.read_text())
+        value = parse_json(path.read_bytes(), MAX_MARKER_BYTES)
     except (FileNotFoundError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

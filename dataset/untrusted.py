@@ -31,6 +31,16 @@ def parse_count(text: str, largest: int = MAX_COUNT) -> int:
     return check_count(int(text), largest)
 
 
+def parse_number(text: str, largest: float) -> float:
+    """A decimal number above 0 and up to `largest`, as 0.5 or 50."""
+    if not re.fullmatch(r"[0-9]{1,15}(?:\.[0-9]{0,15})?", text.strip(), re.ASCII):
+        raise ValueError(f"{shorten(text)} is no number")
+    value = float(text)
+    if not 0 < value <= largest:
+        raise ValueError(f"{shorten(text)} is not above 0 and up to {largest:g}")
+    return value
+
+
 def check_count(value: Any, largest: int = MAX_COUNT) -> int:
     """The value, if it is an integer from 0 to `largest` (JSON's true is none)."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:

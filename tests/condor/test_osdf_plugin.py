@@ -13,9 +13,11 @@ from types import ModuleType
 
 import pytest
 
+from condor import osdf_plugin
 from condor.osdf_plugin import read_orders, read_settings, to_classad
 from scripts import build_plugin
 from tests.cluster.osdf.rules import Fault
+from tests.dataset.test_compare import federation
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +205,36 @@ def test_no_token_is_in_what_htcondor_is_told(
     for text in (token, token.split(".")[1]):
         assert text not in (tmp_path / "out").read_text()
     assert results[0]["TransferUrl"].endswith("authz=[removed]")
+
+
+def run_here(folder: Path, settings: str, url: str = "osdf:///object.bin") -> tuple[int, str]:
+    """The exit code and the answers of a call in this process."""
+    (folder / ".job.ad").write_text(settings)
+    order = f'[ Url = "{url}"; LocalFileName = "{folder}/a" ]'
+    (folder / "in").write_bytes(order.encode("latin-1"))
+    words = ["-infile", str(folder / "in"), "-outfile", str(folder / "out")]
+    code = osdf_plugin.main(words, {"_CONDOR_JOB_AD": str(folder / ".job.ad"), "HOME": "/"})
+    return code, (folder / "out").read_text(errors="surrogateescape")
+
+
+@pytest.mark.parametrize("minutes", ["abc", "-1", "0", "1e400", "nan", "9" * 5000, '"²"'])
+def test_a_limit_that_is_no_number_is_told_for_every_file(minutes: str, tmp_path: Path) -> None:
+    code, answers = run_here(tmp_path, f"PluginMinutes = {minutes}\n")
+    assert code == 1
+    assert "PluginMinutes" in answers and "TransferRetryable = false" in answers
+    assert len(answers) < 1000
+
+
+def test_an_address_that_is_no_text_is_told(tmp_path: Path) -> None:
+    code, answers = run_here(tmp_path, "", url="osdf:///a\xe9\xff?x=1")
+    assert code == 1 and "TransferSuccess = false" in answers
+
+
+def test_a_file_of_the_job_called_as_our_record_stays(tmp_path: Path) -> None:
+    (tmp_path / "fetched.jsonl").write_text("the job's own\n")
+    with federation([b"content"]) as (director, *_):
+        code, answers = run_here(tmp_path, f'PluginFederation = "{director}"\n')
+    assert code == 0, answers
+    assert (tmp_path / "a").read_bytes() == b"content"
+    assert (tmp_path / "fetched.jsonl").read_text() == "the job's own\n"
+    assert {p.name for p in tmp_path.iterdir()} == {".job.ad", "in", "out", "a", "fetched.jsonl"}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import random
 import tarfile
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -111,3 +113,45 @@ def test_the_checksum_of_the_whole_comes_from_its_chunks() -> None:
         sums.set(chunk, (zlib.crc32(piece), zlib.adler32(piece)))
     assert sums.of_chunks("crc32", range(3)) == zlib.crc32(content)
     assert sums.of_chunks("adler32", range(3)) == zlib.adler32(content)
+
+
+def make_npy(head: bytes, data: bytes) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + data
+
+
+INTEGER = make_npy(b"{'descr': '<i8', 'shape': (), }", (5).to_bytes(8, "little"))
+HOSTILE_ARRAYS = {
+    "empty": b"",
+    "short": b"\x93NUMPY\x01\x00\xff",
+    "deep": make_npy(b"(" * 60_000, b""),
+    "no dict": make_npy(b"[1]", b""),
+    "objects": make_npy(b"{'descr': '|O'}", b"x"),
+    "odd length": make_npy(b"{'descr': '<u4'}", b"xyz"),
+    "a bomb": make_npy(b"{'descr': '<u4'}", bytes(4 << 20)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_ARRAYS)
+def test_a_hostile_index_is_passed_over(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.index"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("block_size.npy", INTEGER)
+        archive.writestr("tar_size.npy", INTEGER)
+        archive.writestr("block_crc32c.npy", HOSTILE_ARRAYS[name])
+    checks, why = read_block_checks(path, 5)
+    assert checks is None
+    assert "cannot be read" in why or "whole MiB" in why
+
+
+def test_any_damage_of_an_index_is_passed_over_or_changes_nothing_but_sums(tmp_path: Path) -> None:
+    tar = make_indexed_tar(tmp_path, 1000)
+    index = find_index(tar)
+    assert index is not None
+    content, chance = index.read_bytes(), random.Random(1)
+    for _ in range(300):
+        damaged = bytearray(content)
+        for _ in range(chance.randint(1, 8)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        index.write_bytes(damaged)
+        checks, _ = read_block_checks(index, tar.stat().st_size)
+        assert checks is None or len(checks.crc32c) == 1
