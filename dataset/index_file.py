@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,25 @@ from dataset.tar_entry import BLOCK
 
 FORMAT = 1
 SUFFIX = ".index"
-_REQUIRED = {
-    "tar_size", "offset", "size", "label", "names", "name_offset", "classes", "class_offset",
-    "labels_from", "first_header", "last_header", "last_header_offset",
-}  # fmt: skip
+_NUMBER, _LIST = 0, 1  # dimensions
+_FIELDS: dict[str, tuple[type[np.generic], int]] = {
+    "format": (np.int64, _NUMBER),
+    "tar_size": (np.int64, _NUMBER),
+    "offset": (np.int64, _LIST),
+    "size": (np.int64, _LIST),
+    "label": (np.int32, _LIST),
+    "names": (np.uint8, _LIST),
+    "name_offset": (np.int64, _LIST),
+    "classes": (np.uint8, _LIST),
+    "class_offset": (np.int64, _LIST),
+    "labels_from": (np.uint8, _LIST),
+    "first_header": (np.uint8, _LIST),
+    "last_header": (np.uint8, _LIST),
+    "last_header_offset": (np.int64, _NUMBER),
+    "block_size": (np.int64, _NUMBER),
+    "block_crc32c": (np.uint32, _LIST),
+}
+_OPTIONAL = {"block_size", "block_crc32c"}
 _AGAIN = "write it again: python scripts/index_tar.py {}"
 
 
@@ -116,18 +132,47 @@ def load_index(place: Path, tar: Path) -> TarIndex:
     """The index at a place; one that is damaged or belongs to another tar is refused."""
     arrays = _read(place)
     _check_belongs(arrays, place, tar)
-    index = make_index(arrays, tar)
-    n, k = len(index.offset), len(index.classes)
-    whole = (
-        len(index.size) == len(index.label) == n > 0
-        and len(index.name_offset) == n + 1
-        and index.name_offset[-1] == len(index.names)
-        and bool(((index.label >= 0) & (index.label < k) & (index.size > 0)).all())
-        and bool(((index.offset > 0) & (index.offset + index.size <= arrays["tar_size"])).all())
-    )
-    if not whole:
-        raise DataError(f"{place} contradicts itself; {_AGAIN.format(tar)}")
-    return index
+    contradiction = _find_contradiction(arrays)
+    if contradiction:
+        raise DataError(f"{place} contradicts itself: {contradiction}; {_AGAIN.format(tar)}")
+    return make_index(arrays, tar)
+
+
+def _find_contradiction(arrays: dict[str, Any]) -> str:
+    """What cannot be true of any tar, or an empty string; nothing later looks at it again."""
+    tar_size, offset, size = int(arrays["tar_size"]), arrays["offset"], arrays["size"]
+    label, num_classes = arrays["label"], len(arrays["class_offset"]) - 1
+    if not len(size) == len(label) == len(offset) == len(arrays["name_offset"]) - 1 > 0:
+        return "its lists have different lengths"
+    if not (_divides(arrays["name_offset"], arrays["names"]) and num_classes > 0):
+        return "the bounds of its names"
+    if not _divides(arrays["class_offset"], arrays["classes"]):
+        return "the bounds of its classes"
+    if not ((label >= 0) & (label < num_classes)).all():
+        return "a label without a class"
+    if (np.diff(label) < 0).any():
+        return "its images are not in the order of their classes"
+    # In this order nothing can overflow.
+    is_inside = (size > 0) & (size <= tar_size) & (offset > 0) & (offset <= tar_size - size)
+    if not is_inside.all():
+        return "an image outside of the tar"
+    try:
+        arrays["labels_from"].tobytes().decode()
+    except UnicodeDecodeError:
+        return "the name of its labels"
+    sums = arrays.get("block_crc32c")
+    if sums is not None and (
+        int(arrays.get("block_size", 0)) != BLOCK_SIZE or len(sums) != -(-tar_size // BLOCK_SIZE)
+    ):
+        return "the number of its checksums"
+    return ""
+
+
+def _divides(bounds: npt.NDArray[np.int64], blob: npt.NDArray[np.uint8]) -> bool:
+    """Whether bounds cut all of a blob into names that are not empty."""
+    is_inside = bool(((bounds >= 0) & (bounds <= len(blob))).all())  # first: no overflow after it
+    is_whole = bool(bounds[0] == 0 and bounds[-1] == len(blob))
+    return is_inside and is_whole and bool((np.diff(bounds) > 0).all())
 
 
 def belongs(place: Path, tar: Path) -> bool:
@@ -140,17 +185,25 @@ def belongs(place: Path, tar: Path) -> bool:
 
 
 def _read(place: Path) -> dict[str, Any]:
+    """The arrays of the file, each of its own kind and shape."""
     with open(place, "rb") as raw:
         try:
+            with zipfile.ZipFile(raw) as packed:
+                if any(member.file_size > member.compress_size for member in packed.infolist()):
+                    raise ValueError("a part of it would unpack to more than it is")
             with np.load(raw, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+                arrays = {name: file[name] for name in file.files if name in _FIELDS}
         except Exception as error:  # zipfile, zlib and numpy have a dozen kinds for damaged bytes
             raise DataError(f"{place} is damaged ({error}); index the tar again") from None
-    if not np.array_equal(arrays.get("format", 0), FORMAT):
-        raise DataError(f"{place} has format {arrays.get('format')}, this code reads {FORMAT}")
-    missing = _REQUIRED - arrays.keys()
-    if missing:
-        raise DataError(f"{place} is damaged: it has no {min(missing)}; index the tar again")
+    for name, (kind, dimensions) in _FIELDS.items():
+        if name not in arrays and name not in _OPTIONAL:
+            raise DataError(f"{place} is damaged: it has no {name}; index the tar again")
+        array = arrays.get(name)
+        if array is not None and (array.dtype != kind or array.ndim != dimensions):
+            found = f"{name} is {array.dtype} of {array.ndim} dimensions"
+            raise DataError(f"{place} is damaged: {found}; index the tar again")
+        if name == "format" and arrays["format"] != FORMAT:
+            raise DataError(f"{place} has format {arrays['format']}, this code reads {FORMAT}")
     return arrays
 
 
@@ -158,7 +211,7 @@ def _check_belongs(arrays: dict[str, Any], place: Path, tar: Path) -> None:
     with open(tar, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         first = os.pread(file.fileno(), BLOCK, 0)
-        last = os.pread(file.fileno(), BLOCK, int(arrays["last_header_offset"]))
+        last = os.pread(file.fileno(), BLOCK, max(0, int(arrays["last_header_offset"])))
     if size != int(arrays["tar_size"]):
         why = f"the tar has {size} bytes, the indexed one had {int(arrays['tar_size'])}"
     elif first != arrays["first_header"].tobytes() or last != arrays["last_header"].tobytes():
