@@ -142,6 +142,11 @@ class Ledger:
         known = (record.get("object"), record.get("size"), record.get("mtime_ns"))
         return record if known == (identity, stat.st_size, stat.st_mtime_ns) else None
 
+    def vouches_for(self, path: Path) -> bool:
+        """Whether a file was fetched, from wherever, and not touched since."""
+        record = self._records.get(self.name_of(path))
+        return record is not None and self.find(path, str(record.get("object"))) is not None
+
     def make(
         self, path: Path, identity: str, verified: Sequence[str], digests: Mapping[str, str]
     ) -> dict[str, Any]:

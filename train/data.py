@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from train.sampler import (
 )
 from train.sources import Source
 
+LOOK_S = 30.0  # seconds between two looks at a tar: on a network disk each is a question
+
 
 class Item(NamedTuple):
     """A piece of work for the loader: one microbatch of a step, or one batch of validation."""
@@ -35,6 +38,11 @@ class Item(NamedTuple):
     @property
     def is_val(self) -> bool:
         return self.step_in_epoch < 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether an epoch or a validation begins with it, or with its step."""
+        return self.part == 0 if self.is_val else self.step_in_epoch == 0
 
 
 class Batch(NamedTuple):
@@ -115,6 +123,7 @@ class Images:
             self.val_batches = split_validation(len(val), batch, plan.rank, plan.world_size)
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
         self.reads = Reads()
+        self._looked_s = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_order", "reads")}
@@ -158,6 +167,7 @@ class Images:
         indices, size = self.indices(item), self.image_size
         source = self.val if item.is_val else self.train
         assert source is not None
+        self._look_at_source(source, item.is_first)
         images = self._empty((len(indices), size, size, 3), torch.uint8)
         labels = self._empty((len(indices),), torch.int64)
         label_values = labels.numpy()
@@ -166,6 +176,13 @@ class Images:
         if not item.is_val:
             uniforms = sample_uniforms(self.seed, item.epoch, indices, UNIFORMS_PER_SAMPLE)
         return Draft(item, indices, uniforms, images, images.numpy(), labels, label_values)
+
+    def _look_at_source(self, source: Source, is_start: bool) -> None:
+        """Looks whether the data was overwritten: where an epoch starts, and now and then."""
+        now_s = time.monotonic()
+        if is_start or now_s - self._looked_s > LOOK_S:
+            source.check_unchanged()
+            self._looked_s = now_s
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory for a batch; only from pinned memory does a copy to a GPU not stop the caller."""

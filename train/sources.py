@@ -10,7 +10,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ class Source(Protocol):
     def where(self, index: int) -> str: ...
     def raw_names(self, start: int, end: int) -> list[bytes]: ...
     def read(self, index: int) -> bytes: ...
+    def check_unchanged(self) -> None: ...
 
 
 class FolderSource:
@@ -93,12 +94,16 @@ class FolderSource:
         except OSError as error:
             raise explain_failed_read(error, file) from None
 
+    def check_unchanged(self) -> None:
+        """A folder's files are opened anew for each read: there is nothing to compare with."""
+
 
 class TarSource:
     """The images of an indexed tar, read in place: positioned reads, safe over fork and spawn."""
 
     def __init__(self, index: TarIndex) -> None:
         self.index = index
+        self._first_seen = _identify(index.tar)
         self.classes = index.classes
         self.labels = index.label.astype(np.int64)
         self._fd: int | None = None
@@ -128,10 +133,38 @@ class TarSource:
         where = self.where(index)
         try:
             if self._fd is None:  # a forked worker may share it: pread has no cursor
-                self._fd = os.open(self.index.tar, os.O_RDONLY)
+                self._fd = os.open(self.index.tar, os.O_RDONLY | os.O_NONBLOCK)
             return _read_whole(self._fd, size, offset, where)
         except OSError as error:
             raise explain_failed_read(error, where) from None
+
+    def check_unchanged(self) -> None:
+        """Refuses a tar that was overwritten or replaced since this process opened it.
+
+        The index says where the images of the former one were: others would be read in silence.
+        """
+        try:
+            now = _identify(self.index.tar)
+        except OSError as error:
+            raise explain_failed_read(error, str(self.index.tar)) from None
+        if now != self._first_seen:
+            changes = zip(now._fields, self._first_seen, now, strict=True)
+            told = ", ".join(f"{name} {old} -> {new}" for name, old, new in changes if old != new)
+            raise DataError(
+                f"{self.index.tar} was changed while it is trained from ({told}); put the former "
+                f"one back, or index it again: python scripts/index_tar.py {self.index.tar}"
+            )
+
+
+class _FileIdentity(NamedTuple):
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+def _identify(path: Path) -> _FileIdentity:
+    found = path.stat()
+    return _FileIdentity(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @dataclass(frozen=True)
@@ -186,7 +219,7 @@ def _find_tars(path: Path) -> list[Path]:
     """The tar of the training images and, where there is one, of the validation images."""
     folder = path if path.is_dir() else path.parent
     train = path if path.is_file() and path.name != VAL_TAR else folder / TRAIN_TAR
-    return [tar for tar in (train, folder / VAL_TAR) if tar.exists()] if train.exists() else []
+    return [tar for tar in (train, folder / VAL_TAR) if tar.is_file()] if train.is_file() else []
 
 
 def _check_finished(folder: Path) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from dataset.errors import DataError, UserError
 from dataset.federation import DISCOVERY_PATH, parse_discovery, parse_target
+from dataset.folder import Ledger
 from dataset.output_folder import find_unfinished
 from train.surroundings import NOTE, OK, WRONG, Finding, free_bytes, gib
 
@@ -38,8 +39,6 @@ def look_at_data(data: str) -> Finding:
 
 def _describe_data(path: Path) -> Finding:
     # Here and not above: these need numpy, and a doctor must also speak where it is missing.
-    from dataset.index import find_index
-    from dataset.index_file import load_index
     from train.sources import TRAIN_TAR, VAL_TAR, ZIP_NAME
 
     if (path / "train").is_dir():
@@ -51,23 +50,43 @@ def _describe_data(path: Path) -> Finding:
         if (folder / ZIP_NAME).exists():
             problem += f"; extract {ZIP_NAME} with scripts/extract_ILSVRC_mp.py"
         return Finding("data", "unknown", WRONG, f"{problem}; name the folder that has one of them")
+    return _describe_tars(tar, folder / VAL_TAR)
+
+
+def _describe_tars(tar: Path, val_tar: Path) -> Finding:
+    from dataset.index import find_index
+    from dataset.index_file import load_index
+
     index = find_index(tar)
     indexed = f"indexed by {index}" if index else "no index yet"
     text = f"a tar of {gib(tar.stat().st_size)}, {indexed}"
-    if not (folder / VAL_TAR).exists():
-        problem = f"there is no {VAL_TAR} beside the tar, so accuracy cannot be measured; fetch it"
-        return Finding("data", text, NOTE, problem)
+    if not val_tar.exists():
+        problem = f"there is no {val_tar.name} beside the tar, so accuracy cannot be measured"
+        return Finding("data", text, NOTE, f"{problem}; fetch it")
     if index is None:
         problem = "rank 0 will index the tar while the others wait; do it once, ahead"
         return Finding("data", text, NOTE, f"{problem}: python scripts/index_tar.py {tar}")
+    places = {"train": (index, tar), "val": (find_index(val_tar), val_tar)}
+    indexed_halves = [(half, i, t) for half, (i, t) in places.items() if i is not None]
     try:
-        classes = {"train": load_index(index, tar).classes}
-        val_index = find_index(folder / VAL_TAR)
-        val = load_index(val_index, folder / VAL_TAR) if val_index else None
+        classes = {half: load_index(i, t).classes for half, i, t in indexed_halves}
     except DataError as error:
         return Finding("data", text, WRONG, str(error))
-    classes["val"] = val.classes if val else classes["train"]
-    return Finding("data", text, *_compare_classes(folder, classes))
+    newer = [problem for _, i, t in indexed_halves if (problem := _find_newer(t, i))]
+    if newer:
+        return Finding("data", text, NOTE, newer[0])
+    classes.setdefault("val", classes["train"])  # not indexed yet
+    return Finding("data", text, *_compare_classes(tar.parent, classes))
+
+
+def _find_newer(tar: Path, index: Path) -> str:
+    """What to do about a tar that was written after its index, and not by a fetch."""
+    if tar.stat().st_mtime_ns <= index.stat().st_mtime_ns or Ledger(tar.parent).vouches_for(tar):
+        return ""
+    return (
+        f"{tar} is newer than its index {index}; if it was overwritten, index it again: python "
+        f"scripts/index_tar.py {tar} (with --verify it is compared with the index's checksums)"
+    )
 
 
 def _describe_folder(folder: Path) -> Finding:

@@ -157,6 +157,30 @@ def test_classes_that_differ_and_folders_without_an_image_are_said(tmp_path: Pat
     assert "1 class folder" in empty["problem"] and ": bare; remove" in empty["problem"]
 
 
+def test_tars_that_do_not_fit_their_indexes_are_said(tmp_path: Path) -> None:
+    from dataset.fake import make_fake_imagenet
+    from dataset.folder import Ledger
+    from dataset.index import build_index
+
+    make_fake_imagenet(tmp_path, classes=2, train_per_class=1, val_per_class=1, size=(32, 32))
+    tars = [tmp_path / f"ILSVRC2012_img_{half}.tar" for half in ("train", "val")]
+    indexes = [build_index(tar)[1] for tar in tars]
+    assert _data(tmp_path)["level"] == "ok"
+    for tar, index in zip(tars, indexes, strict=True):
+        before, later = tar.stat().st_mtime_ns, index.stat().st_mtime_ns + 1
+        os.utime(tar, ns=(later, later))
+        assert f"{tar} is newer than its index {index}" in _data(tmp_path)["problem"]
+        os.utime(tar, ns=(before, before))
+    os.utime(tars[0], ns=(later, later))
+    ledger = Ledger(tmp_path)
+    ledger.add([ledger.make(tars[0], "osdf:///somewhere", ["md5"], {})])
+    assert _data(tmp_path)["level"] == "ok"  # the index was fetched first
+    indexes[1].write_bytes(indexes[1].read_bytes()[:-100])
+    damaged = _data(tmp_path)
+    assert damaged["level"] == "wrong"
+    assert f"{indexes[1]} is damaged" in damaged["problem"]
+
+
 def test_notes_are_pointed_at_when_nothing_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "train" / "n1").mkdir(parents=True)
     (tmp_path / "train" / "n1" / "a.JPEG").touch()

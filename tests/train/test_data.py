@@ -18,7 +18,7 @@ import torch
 from dataset.errors import DataError, PassingError, UserError
 from dataset.index import build_index
 from dataset.index_file import TarIndex
-from train.data import Batch, Images, Item, Schedule
+from train.data import LOOK_S, Batch, Images, Item, Schedule
 from train.decode import UNIFORMS_PER_SAMPLE, choose_decoder, decode_train
 from train.failure import explain
 from train.loader import load_batches
@@ -327,7 +327,43 @@ def test_a_tar_that_was_cut_later_is_named(tars: Path, tmp_path: Path) -> None:
     opened = open_images(data)
     os.truncate(data / "ILSVRC2012_img_train.tar", 60_000)
     with pytest.raises(DataError, match=r"n9\d+_\d+\.JPEG in .*_train\.tar: the file ends after"):
-        load(opened, schedule_of(opened))
+        load(opened, schedule_of(opened, start=1))
+
+
+def overwrite(tar: Path, how: str) -> None:
+    """Puts other bytes of the same size in the place of a tar's images."""
+    data = tar.read_bytes()
+    other = data[:1024] + bytes(len(data) - 2048) + data[-1024:]
+    if how == "in place":
+        with open(tar, "r+b") as file:
+            file.write(other)
+        later = tar.stat().st_mtime_ns + 1  # a file system's clock may stand still for a moment
+        os.utime(tar, ns=(later, later))
+    else:
+        before = tar.stat()
+        tar.with_name("other").write_bytes(other)
+        os.utime(tar.with_name("other"), ns=(before.st_atime_ns, before.st_mtime_ns))
+        tar.with_name("other").replace(tar)
+
+
+@pytest.mark.parametrize("how", ["in place", "by another file of the same time"])
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_tar_that_is_overwritten_during_training_is_an_error_of_the_next_epoch(
+    tars: Path, tmp_path: Path, how: str, split: str, workers: int
+) -> None:
+    data = shutil.copytree(tars, tmp_path / "tars")
+    opened = open_images(data)
+    tar = data / f"ILSVRC2012_img_{split}.tar"
+    item = Item(0, 3, 0) if split == "train" else Item(0, -1, 1)
+    list(load_batches(opened, [item], workers))
+    overwrite(tar, how)
+    first = Item(1, 0, 0) if split == "train" else Item(1, -1, 0)
+    with pytest.raises(DataError, match=f"{tar} was changed while it is trained from"):
+        list(load_batches(opened, [first], workers))
+    opened._looked_s -= LOOK_S  # within an epoch it is seen, too, some time later
+    with pytest.raises(DataError, match="was changed"):
+        list(load_batches(opened, [item], 0))
 
 
 # --- disks that fail --------------------------------------------------------------------------
@@ -362,7 +398,7 @@ def test_a_failing_read_of_a_tar_names_the_tar_and_the_member(
     tar.unlink()
     tar.symlink_to("/proc/self/mem")  # reads of its first pages are answered with EIO
     with pytest.raises(PassingError, match=rf"cannot read n9\d+/\S+JPEG in {tar}: Input/output"):
-        load(opened, schedule_of(opened), workers)
+        load(opened, schedule_of(opened, start=1), workers)
 
 
 @pytest.mark.parametrize(("decoder", "workers"), LOADERS)
