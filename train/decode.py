@@ -20,6 +20,7 @@ CROP_TRIES = 10
 UNIFORMS_PER_SAMPLE = 4 * CROP_TRIES + 1  # area, ratio, top and left of each try, and the flip
 MIN_AREA = 0.08
 LOG_RATIO = math.log(4 / 3)
+MAX_RESIZED_PIXELS = 1 << 24  # 64 MB in Pillow: only images above 200:1 come to more at 224
 VAL_RESIZE = 256 / 224  # the shorter side before the centre crop, as pytorch/examples has it
 
 
@@ -50,9 +51,23 @@ def decode_val(data: bytes, name: str, size: int) -> Pixels:
     """The centre of the resized image: pixel for pixel torchvision's Resize and CenterCrop."""
     image = _open(data, name)
     full, (left, top) = centre_window(image.width, image.height, size)
+    if full[0] * full[1] > MAX_RESIZED_PIXELS:
+        return np.asarray(_resize_window(image, full, left, top, size))
     if full != image.size:
         image = image.resize(full, Image.Resampling.BILINEAR)
     return np.asarray(image.crop((left, top, left + size, top + size)))
+
+
+def _resize_window(
+    image: Image.Image, full: tuple[int, int], left: int, top: int, size: int
+) -> Image.Image:
+    """The same window without the rest: an image of 1 x 65500 pixels would take 6 GB.
+
+    Not for all images: the filter's weights are rounded otherwise, by one level at most.
+    """
+    across, down = image.width / full[0], image.height / full[1]
+    box = (left * across, top * down, (left + size) * across, (top + size) * down)
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
 
 
 class PilDecoder:

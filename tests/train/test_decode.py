@@ -216,3 +216,41 @@ def test_two_images_at_once_leave_warnings_as_they_were(monkeypatch: pytest.Monk
         for task in tasks:
             task.result()
     assert list(warnings.filters) == before
+
+
+LONG = """
+import io, resource, sys
+from PIL import Image
+from train.decode import choose_decoder
+import numpy as np
+decoder = choose_decoder(sys.argv[1])
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))
+for kind, width, height in (("JPEG", 1, 65500), ("JPEG", 65500, 1), ("PNG", 1, 1_000_000)):
+    image = Image.new("RGB", (width, height), (200, 40, 90))
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    out = np.zeros((224, 224, 3), np.uint8)
+    decoder.val(buffer.getvalue(), "long", out)
+    assert abs(out.astype(int) - (200, 40, 90)).max() <= 3, out
+    decoder.train(buffer.getvalue(), "long", np.full(41, 0.5), out)
+    assert abs(out.astype(int) - (200, 40, 90)).max() <= 3, out
+"""
+
+
+@pytest.mark.parametrize("decoder", ["pil", "auto"])
+def test_a_very_long_image_takes_no_more_memory_than_another(decoder: str) -> None:
+    """Its shorter side of 1 pixel becomes 256, and the longer one 16.8 million: 6 GB, if made."""
+    command = [sys.executable, "-c", LONG, decoder]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_window_alone_has_the_pixels_of_the_whole_resize(
+    width: int, height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = encode(width, height)
+    whole = decode_val(data, "x.JPEG", 64).astype(int)
+    monkeypatch.setattr("train.decode.MAX_RESIZED_PIXELS", 0)
+    assert abs(decode_val(data, "x.JPEG", 64) - whole).max() <= 1
