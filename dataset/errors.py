@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
 
-from dataset.packages import describe_missing
+from dataset.packages import describe_missing, leave
 from dataset.redaction import redact
 
 DONE = 0
@@ -19,7 +20,7 @@ BAD_DATA = 3
 DIVERGED = 4
 TRY_AGAIN = 75  # a passing failure (sysexits' EX_TEMPFAIL)
 CHECKPOINTED = 85  # stopped with a checkpoint, unfinished: run me again
-INTERRUPTED = 130
+INTERRUPTED = 130  # Ctrl-C, as shells count it: nothing that was whole is lost
 OUR_PACKAGES = {"dataset", "train", "report", "scripts", "condor"}
 
 
@@ -49,6 +50,7 @@ class PassingError(CommandError):
 _USER_ERRNOS = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
+    errno.EEXIST: "it is in the way: move it away, or choose another path",
     errno.EISDIR: "a file is expected here, not a folder",
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",
@@ -72,6 +74,9 @@ def describe_os_error(error: OSError) -> str | None:
 
 def run_command(main: Callable[[], int | None]) -> int:
     """The exit code of main(), with a CommandError or a user's OSError printed as one line."""
+    is_command = signal.getsignal(signal.SIGINT) is leave  # as its imports left it
+    if is_command:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a Ctrl-C now tidies up first
     try:
         return main() or DONE
     except CommandError as error:
@@ -91,6 +96,9 @@ def run_command(main: Callable[[], int | None]) -> int:
             print(redact(traceback.format_exc()), end="", file=sys.stderr, flush=True)
             return CRASH
         return _report(message, USER_MISTAKE)
+    finally:  # what is left may wait for threads: one more Ctrl-C need not
+        if is_command:
+            signal.signal(signal.SIGINT, leave)
 
 
 def _report(message: str, code: int) -> int:

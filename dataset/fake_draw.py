@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -70,12 +71,23 @@ def _draw_on_pool(
     ahead: deque[tuple[list[Item], Future[list[Picture]]]] = deque()
     while True:
         for chunk in islice(chunks, window - len(ahead)):
-            ahead.append((chunk, pool.submit(_draw_chunk, chunk)))
+            with _deaf_to_interrupts():
+                ahead.append((chunk, pool.submit(_draw_chunk, chunk)))
         if not ahead:
             return
         chunk, future = ahead.popleft()
         yield from zip(chunk, future.result(), strict=True)
         progress(len(chunk))
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes that are started in it do not hear the terminal's Ctrl-C, which is for this one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _draw_chunk(items: list[Item]) -> list[Picture]:

@@ -1,19 +1,28 @@
 """Whether this Python can run a command: its version and its packages, before they are imported.
 
+A Ctrl-C during those imports ends the command with one line, too.
+
 Every command calls it first, so this file itself must be readable by old Pythons and need nothing.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 OLDEST_PYTHON = (3, 10)
 USER_MISTAKE = 2  # as in dataset.errors, which old Pythons cannot import
+INTERRUPTED = 130
 
 
 def require_packages(*names: str) -> None:
     """Ends the process with one line and exit code 2 where the command cannot run."""
+    if sys._getframe(1).f_globals.get("__name__") == "__main__":  # no test that imports a script
+        _leave_on_interrupt()
     problem = find_problem(*names)
     if problem:
         print(f"error: {problem}", file=sys.stderr, flush=True)
@@ -37,3 +46,26 @@ def describe_missing(*names: str) -> str:
 
 def fix() -> str:
     return "run `make setup` once, then start the command with .venv/bin/python"
+
+
+@contextmanager
+def leave_at_once() -> Iterator[None]:
+    """Within it a Ctrl-C is one line and the end: inside of an import it may be taken for another
+    error, and there is nothing to tidy up."""
+    before = signal.getsignal(signal.SIGINT)
+    _leave_on_interrupt()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave_on_interrupt() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
+        signal.signal(signal.SIGINT, leave)
+
+
+def leave(_number: int = signal.SIGINT, _frame: object = None) -> None:
+    """What a Ctrl-C does when nothing has begun, or when all is over."""
+    os.write(2, b"error: interrupted; run the same command again\n")
+    os._exit(INTERRUPTED)

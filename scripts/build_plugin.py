@@ -14,6 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dataset.packages import require_packages
+
+require_packages()
+
 from dataset.errors import run_command
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,6 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from dataset.packages import require_packages
+
+require_packages()
+
 from dataset.errors import USER_MISTAKE, UserError, run_command
 from dataset.federation import OSDF_DISCOVERY, parse_federation
 from train.launch import Launch, detect_launch

@@ -13,6 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dataset.packages import require_packages
+
+require_packages()
+
 from dataset.checksum import parse_given
 from dataset.dry_run import describe_sources
 from dataset.errors import UserError, run_command
@@ -29,7 +33,8 @@ EXAMPLE = """example:
   python scripts/fetch_osdf.py https://host/v.tar --out data --md5 29b22e2961454d5413ddabcf34fc5622
 
 The same command again goes on where it stopped. Exit codes: 0 done, 2 your mistake (the message
-says which), 3 the bytes are wrong, 75 a passing failure (try again). docs/fetch.md tells the rest.
+says which), 3 the bytes are wrong, 75 a passing failure (try again), 130 Ctrl-C (goes on,
+too). docs/fetch.md tells the rest.
 """
 
 

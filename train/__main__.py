@@ -4,18 +4,33 @@ import os
 import signal
 import sys
 
-from dataset.errors import run_command
-from dataset.packages import require_packages
+from dataset.packages import leave_at_once, require_packages
 
 require_packages("torch", "torchvision", "numpy", "PIL")
+
+from dataset.errors import run_command  # noqa: E402
+from train.config import parse_config  # noqa: E402
+from train.launch import detect_launch  # noqa: E402
+from train.paths import check_paths  # noqa: E402
+
 # HTCondor sets it to the slot's CPUs. With 1, seen on a pool, the first backward pass never ends:
 # torch runs it in a second thread, to which libgomp grants none.
 os.environ.pop("OMP_THREAD_LIMIT", None)
-# SLURM may warn while torch is still imported, which would kill the rank: the warning waits until
-# train.interrupt takes it.
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
 
-from train.run import main  # noqa: E402
+
+def main() -> int:
+    """Finds the mistakes that can be found without torch, whose import takes seconds."""
+    cfg = parse_config(sys.argv[1:])
+    # Several ranks look together, later: the mistake is then said once and not by each of them.
+    if detect_launch(os.environ).world_size == 1 and not cfg.show_recipe:
+        check_paths(cfg)
+    # SLURM may warn while torch is still imported, which would kill the rank: the warning waits
+    # until train.interrupt takes it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    with leave_at_once():
+        from train.run import main as train
+    return train()
+
 
 if __name__ == "__main__":
     code = run_command(main)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dataset.errors import CommandError, DataError, UserError, describe_os_error
+from train.paths import check_checkpoint
 from train.torch_file import read_torch_file, write_torch_file
 
 log = logging.getLogger("trainyard")
@@ -125,10 +126,7 @@ def load_latest(folder: Path) -> tuple[Path, State] | tuple[None, None]:
 
 def load_checkpoint(path: Path) -> State:
     """A checkpoint by its name; a missing or foreign file is an error, never a fresh start."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file in it, such as ckpt/step-*.pt of a run")
-    if not path.is_file():
-        raise UserError(f"no such checkpoint: {path}; name a file ckpt/step-*.pt of a run")
+    check_checkpoint(path)
     state: Any = read_torch_file(path, must_be_zip=True)
     schema = state.get("schema") if isinstance(state, dict) else None
     if type(schema) is int and schema > SCHEMA:

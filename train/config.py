@@ -15,13 +15,14 @@ from dataset.errors import UserError
 from dataset.redaction import redact_name
 
 EXAMPLE = """examples:
-  python -m train DATA -a resnet50 -b 256 --epochs 90          one process, all it can see
-  srun python -m train DATA -b 1024                            one rank a task, under SLURM
-  torchrun --nproc-per-node 4 -m train DATA -b 1024            one rank a GPU of this machine
+  python -m train DATA -a resnet50 -b 256 --output runs/a      one process, all it can see
+  srun python -m train DATA -b 1024 --output runs/b            one rank a task, under SLURM
+  torchrun --nproc-per-node 4 -m train DATA -b 1024 --output runs/c    one rank a GPU
   python -m train --dummy -b 256 --max-steps 50                the compute ceiling, no data
 
-exit codes: 0 done, 1 crash, 2 your mistake, 3 bad data, 4 diverged, 75 try again,
-            85 stopped with a checkpoint: run the same command again
+exit codes: 0 done, 1 crash, 2 user error, 3 bad data, 4 diverged, 75 try again,
+            85 stopped with a checkpoint: run the same command again, with its --output,
+            130 Ctrl-C before the first step, or a second one: ended at once
 """
 
 
@@ -72,7 +73,11 @@ class TrainConfig:
     weights: Path | None = _flag(None, "start from this state dict or checkpoint")
     save_model: bool = _flag(False, "write imagenet_ARCH.pt, a plain state dict, at the end")
     output: Path | None = _flag(None, "the run's folder; default run_results/DEVICE/RUN_ID")
-    resume: Path | None = _flag(None, "a checkpoint to go on from; default: the output's latest")
+    resume: Path | None = _flag(
+        None,
+        "a checkpoint to go on from (default: the output's latest), or 'last': the newest "
+        "unfinished run of this command in run_results/",
+    )
     force: bool = _flag(False, "resume although the data or the recipe changed")
     checkpoint_minutes: float = _flag(15.0, "at most so much work is lost to a kill")
     deadline: float | None = _flag(None, "unix time by which to have stopped; default: SLURM's")
@@ -108,8 +113,14 @@ class TrainConfig:
         _check(ok, "deadline", deadline, "a unix time, in seconds")
         if self.pretrained and self.weights:
             raise UserError("--pretrained and --weights both name the first weights; give one")
+        if self.resumes_last and self.output:
+            raise UserError("--resume last finds the folder itself; leave out --output")
         if not self.data and not self.dummy and not self.show_recipe:
             raise UserError("no DATA; name a folder, a tar's folder or a URL, or use --dummy")
+
+    @property
+    def resumes_last(self) -> bool:
+        return self.resume == Path("last")
 
     def as_record(self) -> dict[str, Any]:
         """The fields as plain JSON values."""

@@ -12,6 +12,7 @@ import torch
 import torchvision
 
 from train.device import name_device
+from train.last_run import flags_of
 from train.prepare import Setup, recipe_values
 from train.recorder import current_commit
 from train.scheduler import describe_slot
@@ -35,6 +36,7 @@ def describe_run(setup: Setup) -> dict[str, Any]:
     return {
         "run_id": setup.output.name,
         "config": config,
+        "flags": flags_of(setup.cfg),
         "world_size": setup.launch.world_size,
         "num_nodes": setup.launch.num_nodes,
         "device": name_device(setup.placement.device),

@@ -50,7 +50,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         if error.errno in _DISK_AWAY:
             return f"{error}; run the same command again", TRY_AGAIN
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; start the same command again to continue", INTERRUPTED
+        return "interrupted; run the same command again", INTERRUPTED
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out of GPU memory; lower --microbatch, the global batch stays", USER_MISTAKE
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):

@@ -6,6 +6,9 @@ import re
 
 from dataset.errors import UserError
 
+MAX_HOSTS = 1_000_000
+MAX_DIGITS = 40  # of one item: numbers of 5,000 digits are no numbers of hosts
+
 
 def expand_hostlist(hostlist: str) -> list[str]:
     """The hosts of SLURM's short form: rack[1-2]n[03-04],gpu7 gives five names."""
@@ -22,6 +25,8 @@ def tasks_on_node(tasks_per_node: str, node_rank: int) -> int:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item.strip())
         if not match:
             raise UserError(f"cannot read SLURM_STEP_TASKS_PER_NODE={tasks_per_node!r}")
+        if len(item) > MAX_DIGITS or len(counts) + int(match[2] or 1) > MAX_HOSTS:
+            raise UserError(f"SLURM_STEP_TASKS_PER_NODE={tasks_per_node[:50]!r} is absurdly large")
         counts.extend([int(match[1])] * int(match[2] or 1))
     return counts[node_rank] if node_rank < len(counts) else counts[-1]
 
@@ -34,8 +39,11 @@ def _expand_item(item: str, hostlist: str) -> list[str]:
     names: list[str] = []
     for part in ranges.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if not match or int(match[1]) > int(match[2] or match[1]):
+        is_range = match and len(part) <= MAX_DIGITS
+        if not match or not is_range or int(match[1]) > int(match[2] or match[1]):
             raise UserError(f"cannot read the host list {hostlist!r}: {part!r} is no range")
+        if int(match[2] or match[1]) - int(match[1]) >= MAX_HOSTS:
+            raise UserError(f"the host list {hostlist[:50]!r} is absurdly long")
         numbers = range(int(match[1]), int(match[2] or match[1]) + 1)
         names.extend(head + str(n).zfill(len(match[1])) for n in numbers)
     return [name + end for name in names for end in _expand_item(tail, hostlist)]

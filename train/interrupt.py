@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from train.comm import Comm
 
+FINAL = (signal.SIGTERM, signal.SIGINT)  # never followed by a requeue
+CANCELLED = {number.name for number in FINAL}  # the same as reasons of a stop
 GRACE_S = 20.0  # SLURM's KillWait is 30 s; the checkpoint needs the rest
 # Before a time limit: a tenth of the job, between these bounds, for the step and the checkpoint.
 MIN_MARGIN_S, MAX_MARGIN_S = 10.0, 60.0
@@ -27,7 +29,7 @@ class Vote(IntEnum):
     SAVE = 1  # the checkpoint interval is over: save and go on
     SAVE_AND_EXIT = 2  # the same on the grid, where HTCondor takes the checkpoint at an exit
     REQUEUE = 3
-    EXIT = 4  # SIGTERM: a cancelled job must stay dead
+    EXIT = 4  # SIGTERM or Ctrl-C: a cancelled job must stay dead
     REQUEUE_NOW = 5  # the running step is too long: abandon it
     EXIT_NOW = 6
 
@@ -70,7 +72,9 @@ class Interrupt:
 
     def install(self) -> None:
         """Takes over the signals of schedulers; submitit's handlers act on rank 0 alone."""
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        for number in (*FINAL, signal.SIGUSR1, signal.SIGUSR2):
+            if number == signal.SIGINT and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # a shell started it in the background, or a study keeps Ctrl-C to itself
             self._old_handlers[number] = signal.signal(number, self._on_signal)
         # A warning that came during the start-up is delivered now (train/__main__.py held it back).
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1, signal.SIGUSR2})
@@ -81,8 +85,7 @@ class Interrupt:
         self._old_handlers = {}
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        is_term_already = self._signal == signal.SIGTERM
-        if not is_term_already:  # SIGTERM outranks the warnings that may come before it
+        if self._signal not in FINAL:  # they outrank the warnings that may come before them
             self._signal = signal.Signals(number)
         self._signal_s = self._signal_s or time.monotonic()
 
@@ -95,7 +98,7 @@ class Interrupt:
 
     def vote(self, step_left_s: float, stop_cost_s: float) -> Vote:
         """This rank's vote, given how long the step and a checkpoint will still take."""
-        if self._signal == signal.SIGTERM:
+        if self._signal in FINAL:
             used_s = time.monotonic() - self._signal_s
             return Vote.EXIT_NOW if used_s + step_left_s > GRACE_S else Vote.EXIT
         if self._signal is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dataset.errors import UserError
 from train.hostlist import expand_hostlist, tasks_on_node
-from train.variables import check_hint, check_rank, check_same, read_whole, require
+from train.variables import check_hint, check_part, check_rank, check_same, read_whole, require
 
 # Candidate ports lie below Linux's ephemeral range (32768-60999), so that no outgoing connection
 # of the machine can sit on one by chance.
@@ -91,6 +91,8 @@ def _from_rank_variables(env: Mapping[str, str]) -> Launch:
     rank = read_whole(env, "RANK")
     world_size = world_size or 1
     check_rank("RANK", rank, "WORLD_SIZE", world_size)
+    if world_size > 1:
+        read_whole(env, "MASTER_PORT")  # used by the rendezvous, refused here
     by_torchrun = "TORCHELASTIC_RUN_ID" in env
     if not by_torchrun:
         _check_against_launcher(env)
@@ -100,6 +102,7 @@ def _from_rank_variables(env: Mapping[str, str]) -> Launch:
             "device of this rank is unknown; export LOCAL_RANK or use torchrun"
         )
     local_rank = read_whole(env, "LOCAL_RANK" if "LOCAL_RANK" in env else "SLURM_LOCALID", 0)
+    check_rank("LOCAL_RANK", local_rank, "WORLD_SIZE", world_size)
     local_size, num_nodes = _ranks_and_nodes(env, local_rank, world_size)
     return Launch(
         launcher="torchrun" if by_torchrun else "environment",
@@ -130,11 +133,7 @@ def _ranks_and_nodes(env: Mapping[str, str], local_rank: int, world_size: int) -
     if "LOCAL_WORLD_SIZE" in env:
         local_size = read_whole(env, "LOCAL_WORLD_SIZE")
         check_rank("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_size)
-        if local_size > world_size:
-            raise UserError(
-                f"LOCAL_WORLD_SIZE={local_size} is more than WORLD_SIZE={world_size}; use one "
-                "launcher only"
-            )
+        check_part("LOCAL_WORLD_SIZE", local_size, "WORLD_SIZE", world_size)
     elif _is_our_step(env) and "SLURM_STEP_TASKS_PER_NODE" in env:
         node_rank = read_whole(env, "SLURM_NODEID", 0)
         return tasks_on_node(env["SLURM_STEP_TASKS_PER_NODE"], node_rank), _nodes(env)
@@ -151,6 +150,7 @@ def _from_open_mpi(env: Mapping[str, str]) -> Launch:
     rank, size, local_rank, local_size = (read_whole(env, name) for name in MPI_NAMES)
     check_rank(MPI_NAMES[0], rank, MPI_NAMES[1], size)
     check_rank(MPI_NAMES[2], local_rank, MPI_NAMES[3], local_size)
+    check_part(MPI_NAMES[3], local_size, MPI_NAMES[1], size)
     check_hint(env, "WORLD_SIZE", size, MPI_NAMES[1])
     master = env.get("MASTER_ADDR")
     if master is None and local_size < size:
@@ -201,6 +201,7 @@ def _from_submitit_local(env: Mapping[str, str]) -> Launch:
     require(env, SUBMITIT_NAMES, "start the tasks through submitit's local executor")
     rank, size, local_rank = (read_whole(env, name) for name in SUBMITIT_NAMES)
     check_rank(SUBMITIT_NAMES[0], rank, SUBMITIT_NAMES[1], size)
+    check_rank(SUBMITIT_NAMES[2], local_rank, SUBMITIT_NAMES[1], size)
     job_id = env.get("SUBMITIT_LOCAL_JOB_ID")
     token = f"submitit/{job_id or ''}"
     return Launch(
@@ -224,8 +225,11 @@ def _from_slurm_step(env: Mapping[str, str]) -> Launch:
     check_rank(names[0], rank, names[1], size)
     check_hint(env, "WORLD_SIZE", size, "SLURM_STEP_NUM_TASKS")
     num_nodes = _nodes(env)
+    check_rank(names[3], node_rank, "SLURM_STEP_NUM_NODES", num_nodes)
     hosts = expand_hostlist(env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", "")))
     per_node = env.get("SLURM_STEP_TASKS_PER_NODE", str(size))
+    local_size = tasks_on_node(per_node, node_rank)
+    check_rank(names[2], local_rank, "SLURM_STEP_TASKS_PER_NODE", local_size)
     token = _job_token(env)
     # On one node a hint is not needed, and the sbatch file may have named the submit host.
     master = (env.get("MASTER_ADDR") or (hosts[0] if hosts else None)) if num_nodes > 1 else None
@@ -235,7 +239,7 @@ def _from_slurm_step(env: Mapping[str, str]) -> Launch:
         rank=rank,
         world_size=size,
         local_rank=local_rank,
-        local_world_size=tasks_on_node(per_node, node_rank),
+        local_world_size=local_size,
         num_nodes=num_nodes,
         node_rank=node_rank,
         master_host=master,
@@ -276,11 +280,12 @@ def _find_job(env: Mapping[str, str]) -> Job:
     """The job of this process; an HTCondor slot hides the SLURM job of its pilot."""
     if "_CONDOR_JOB_AD" in env:
         return Job("condor")
-    job_id = env.get("SLURM_JOB_ID")
-    if job_id is None:
+    if "SLURM_JOB_ID" not in env:
         return Job()
-    array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
-    own_id = f"{array}_{task}" if array and task else job_id
+    own_id = str(read_whole(env, "SLURM_JOB_ID"))  # names a folder, so it must be a number
+    if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
+        array, task = (read_whole(env, f"SLURM_ARRAY_{kind}_ID") for kind in ("JOB", "TASK"))
+        own_id = f"{array}_{task}"
     return Job("slurm", own_id, own_id)
 
 

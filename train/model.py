@@ -11,6 +11,7 @@ import torchvision
 from torch import nn
 
 from dataset.errors import UserError
+from train.paths import check_weights
 from train.torch_file import read_torch_file, write_torch_file
 
 log = logging.getLogger("trainyard")
@@ -74,10 +75,7 @@ def check_input(
 
 def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     """The model's tensors of a plain state dict, or of one of our checkpoints."""
-    if not path.is_file():
-        raise UserError(f"no such weights: {path}; give a .pt file of a state dict or a checkpoint")
-    if path.suffix == ".safetensors":
-        raise UserError(f"{path}: give a file of torch.save(model.state_dict(), FILE) instead")
+    check_weights(path)
     state = read_torch_file(path, must_be_zip=False)
     for key in ("model", "state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +20,15 @@ from train.device import (
     choose_precision,
     choose_threads,
     keep_freed_memory,
-    name_device,
     prefers_channels_last,
     set_up_math,
 )
 from train.launch import Launch
 from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
 from train.optim import zero_init_last_gamma
+from train.output import choose_output
 from train.profile import measure_stage
 from train.recipe import FLAGS, Recipe, resolve_recipe
-from train.recorder import lock_folder
 from train.resume import find_checkpoint, refuse_changes
 from train.sampler import BatchPlan, ValidationShare, share_validation
 from train.sources import Dataset, needs_index, open_dataset
@@ -122,9 +117,8 @@ def prepare(
     set_up_math(precision, device)
     if device.type == "cpu":
         keep_freed_memory()
-    output = Path(comm.from_main(str(cfg.output or default_output(device, launch))))
-    if launch.is_main and not cfg.evaluate:
-        hold_output(output)
+    output = Path(comm.from_main(choose_output(cfg, device, launch) if launch.is_main else None))
+    cfg = replace(cfg, resume=None) if cfg.resumes_last else cfg
     dataset = None if cfg.dummy else open_together(cfg, launch, comm)
     state = find_checkpoint(cfg, output, launch, comm)
     num_train = len(dataset.train) if dataset else DUMMY_TRAIN
@@ -212,23 +206,6 @@ def choose_decoder_together(
     if len(set(comm.gather(decoder.name))) > 1:  # a node without libjpeg
         return choose_decoder("pil")
     return decoder
-
-
-def default_output(device: torch.device, launch: Launch) -> Path:
-    """run_results/DEVICE/RUN_ID: a requeued job finds its folder by its own id."""
-    words = name_device(device).replace("NVIDIA", "").split()
-    run_id = launch.job.id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    step = os.environ.get("SLURM_STEP_ID", "0")
-    if launch.job.scheduler == "slurm" and step not in ("", "0"):
-        run_id = f"{run_id}.{step}"
-    return Path("run_results") / "-".join(words) / run_id
-
-
-def hold_output(output: Path) -> None:
-    """Refuses a folder that another run writes to, before anything of it is read."""
-    if output.is_dir():
-        with suppress(OSError):  # one that cannot be written is refused later, unless it is done
-            lock_folder(output)
 
 
 def make_plan(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -16,13 +15,14 @@ import torch
 from dataset.errors import CHECKPOINTED, DONE
 from train.comm import Comm
 from train.config import TrainConfig, parse_config
+from train.ctrl_c import CtrlC
 from train.data import Batch
 from train.device import choose_device, name_device
 from train.epoch import EpochMeter, check_finite, check_skipped, describe_epoch
 from train.evaluate import Accuracy
 from train.failure import end_all_ranks, record_failure
 from train.feed import open_batches
-from train.interrupt import Cast, Interrupt, Vote
+from train.interrupt import CANCELLED, Cast, Interrupt, Vote
 from train.keeper import Keeper
 from train.launch import Launch, detect_launch
 from train.model import save_state_dict
@@ -38,8 +38,6 @@ from train.validation import evaluate_only, validate
 
 log = logging.getLogger("trainyard")
 
-CANCELLED = signal.SIGTERM.name  # the reason that outranks a warning: no requeue after it
-
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the trainer; the exit code says how it ended."""
@@ -50,14 +48,15 @@ def main(argv: list[str] | None = None) -> int:
         return DONE
     launch = detect_launch(os.environ)
     set_up_logging(launch)
-    return run(cfg, launch, started_s)
+    with CtrlC(launch.is_main) as ctrl_c:
+        return run(cfg, launch, started_s, ctrl_c)
 
 
-def run(cfg: TrainConfig, launch: Launch, started_s: float) -> int:
+def run(cfg: TrainConfig, launch: Launch, started_s: float, ctrl_c: CtrlC) -> int:
     """The whole run on this rank; whatever goes wrong brings all ranks down at once."""
     device = choose_device(cfg.device, launch, os.environ)
     comm = Comm(launch, "nccl" if device.type == "cuda" else "gloo", cfg.timeout_minutes * 60)
-    run = Run(cfg, launch, comm, PhaseClock(started_s))
+    run = Run(cfg, launch, comm, PhaseClock(started_s), ctrl_c)
     comm.watch(run.end_because_of_another)
     try:
         code = run.go(device)
@@ -72,7 +71,10 @@ def run(cfg: TrainConfig, launch: Launch, started_s: float) -> int:
 class Run:
     """One attempt at a run on one rank."""
 
-    def __init__(self, cfg: TrainConfig, launch: Launch, comm: Comm, clock: PhaseClock) -> None:
+    def __init__(
+        self, cfg: TrainConfig, launch: Launch, comm: Comm, clock: PhaseClock, ctrl_c: CtrlC
+    ) -> None:
+        self.ctrl_c = ctrl_c
         self.cfg, self.launch, self.comm, self.clock = cfg, launch, comm, clock
         deadline = find_deadline(os.environ, launch) if launch.is_main else None
         self.interrupt = Interrupt(comm, cfg.deadline or comm.from_main(deadline))
@@ -92,6 +94,7 @@ class Run:
             log.info("%s: this run is done already, nothing to do", self.output)
             return DONE
         self.interrupt.install()
+        self.ctrl_c.saves = True
         if self.launch.is_main:
             self.keeper = Keeper(self.setup, self.clock, self.trainer.step)
         if state is not None:
@@ -279,16 +282,24 @@ class Run:
             return CHECKPOINTED
         self.keeper.refuse_not_finite(self.trainer.step)
         reasons = [reason for reason, _ in rows if reason] or ["checkpoint interval"]
-        reason = CANCELLED if CANCELLED in reasons else reasons[0]
+        reason = next((reason for reason in reasons if reason in CANCELLED), reasons[0])
         recorder = self.keeper.recorder
         recorder.update([phases for _, phases in rows], {})
         recorder.finish("checkpointed", CHECKPOINTED, reason)
         kind = "a" if is_durable else "NO NEW"
         step, total = self.trainer.step, self.setup.total_steps
         log.info("%s: stopped at step %d of %d with %s checkpoint", reason, step, total, kind)
-        if vote.requeues and CANCELLED not in (reason, self.interrupt.reason):
-            requeue(self.launch)
+        is_cancelled = not CANCELLED.isdisjoint((reason, self.interrupt.reason))
+        is_restarted = vote is Vote.SAVE_AND_EXIT  # by HTCondor
+        if vote.requeues and not is_cancelled:
+            is_restarted = requeue(self.launch)
+        if not is_restarted:
+            log.info("to continue, start the same command again%s", self.name_output())
         return CHECKPOINTED
+
+    def name_output(self) -> str:
+        """What the command needs in addition to find this run again."""
+        return "" if self.cfg.output else f" with --output {self.output}, or with --resume last"
 
     def finish(self) -> int:
         """The last checkpoint is durable, the model is saved, the record is closed."""

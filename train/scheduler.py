@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from train.launch import Launch
+from train.variables import read_whole
 
 log = logging.getLogger("trainyard")
 
@@ -18,7 +19,7 @@ def find_deadline(env: Mapping[str, str], launch: Launch) -> float | None:
     """The unix time at which SLURM will end this job, or None where there is no limit."""
     if launch.job.scheduler != "slurm":
         return None
-    if env.get("SLURM_JOB_END_TIME", "").isdigit():
+    if env.get("SLURM_JOB_END_TIME", "").isdecimal():
         return float(env["SLURM_JOB_END_TIME"])
     seconds = parse_slurm_time(_ask_squeue(env["SLURM_JOB_ID"], "%L"))
     return None if seconds is None else time.time() + seconds
@@ -40,7 +41,7 @@ def parse_slurm_time(text: str) -> float | None:
     """Seconds of SLURM's 1-02:03:04, 02:03:04 or 03:04; None for UNLIMITED and the like."""
     days, dash, clock = text.strip().rpartition("-")
     parts = clock.split(":")
-    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+    if not all(part.isdecimal() for part in parts) or (dash and not days.isdecimal()):
         return None
     seconds = 0
     for part in parts:
@@ -75,7 +76,7 @@ def describe_slot(env: Mapping[str, str], launch: Launch) -> dict[str, object]:
     """The job's own names for the record: ids, and in an HTCondor slot the slot and the site."""
     record: dict[str, object] = {"kind": launch.job.scheduler, "job_id": launch.job.id}
     if launch.job.scheduler == "slurm":
-        record["restart_count"] = int(env.get("SLURM_RESTART_COUNT", "0"))
+        record["restart_count"] = read_whole(env, "SLURM_RESTART_COUNT", 0)
     if launch.job.scheduler == "condor":
         job = _read_ad(env.get("_CONDOR_JOB_AD"))
         machine = _read_ad(env.get("_CONDOR_MACHINE_AD"))
@@ -90,7 +91,7 @@ def _read_ad(path: str | None) -> dict[str, str]:
     """The plain values of a ClassAd file, by lower-case name."""
     if path is None or not Path(path).is_file():
         return {}
-    pairs = [line.partition("=") for line in Path(path).read_text().splitlines()]
+    pairs = [line.partition("=") for line in Path(path).read_text(errors="replace").splitlines()]
     return {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import torch
 from dataset.errors import CHECKPOINTED
 from train import checkpoint
 from train.comm import HEARTBEAT_S, Comm
-from train.interrupt import GRACE_S
+from train.interrupt import CANCELLED, GRACE_S
 from train.patience import Stranded
 from train.prepare import Setup
 from train.recorder import Recorder
@@ -52,7 +51,7 @@ def stop_for_all(
         recorder.finish("checkpointed", CHECKPOINTED, message)
     comm.announce_failure(message, CHECKPOINTED)
     time.sleep(2 * HEARTBEAT_S)  # rank 0 closes its record before a requeue ends it
-    if stranded.vote.requeues and reason != signal.SIGTERM.name:
+    if stranded.vote.requeues and reason not in CANCELLED:
         requeue(setup.launch)
     _leave()
 

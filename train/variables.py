@@ -6,17 +6,29 @@ from collections.abc import Iterable, Mapping
 
 from dataset.errors import UserError
 
+MAX_RANKS = 1_000_000
+
 
 def read_whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     """The variable as a whole number, or the default where it is not set."""
     if default is not None and name not in env:
         return default
-    try:
-        return int(env[name])
-    except ValueError:
-        raise UserError(
-            f"{name}={env[name]!r} is not a whole number; unset it or mend it"
-        ) from None
+    text = env[name].strip()
+    lowest, highest = _bounds(name)
+    is_number = text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20
+    if is_number and lowest <= int(text) <= highest:
+        return int(text)
+    what = f"in [{lowest}, {highest}]" if is_number else "a whole number"
+    raise UserError(f"{name}={env[name][:50]!r} is not {what}; unset it or mend it")
+
+
+def _bounds(name: str) -> tuple[int, int]:
+    """The values that a variable can have, by what its name counts."""
+    if name == "MASTER_PORT":
+        return 1, 65535
+    if name.endswith(("SIZE", "NTASKS", "NUM_TASKS", "NUM_NODES")):
+        return 1, MAX_RANKS
+    return 0, 2**32  # ranks are compared with the size; job ids are 32 bits wide
 
 
 def require(env: Mapping[str, str], names: Iterable[str], fix: str) -> None:
@@ -32,6 +44,14 @@ def check_rank(rank_name: str, rank: int, size_name: str, size: int) -> None:
     if not 0 <= rank < size:
         raise UserError(
             f"{rank_name}={rank} does not fit {size_name}={size}; use one launcher only"
+        )
+
+
+def check_part(part_name: str, part: int, whole_name: str, whole: int) -> None:
+    """Refuses more ranks on a node than there are at all."""
+    if part > whole:
+        raise UserError(
+            f"{part_name}={part} is more than {whole_name}={whole}; use one launcher only"
         )
 
 

@@ -60,6 +60,7 @@ def send(*signals: signal.Signals) -> None:
 # --- what one rank votes ----------------------------------------------------------------------
 
 TERM, USR1, USR2 = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
+INT = signal.SIGINT
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,9 @@ TERM, USR1, USR2 = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
         ((USR1, TERM), Vote.EXIT, "SIGTERM"),  # the warning of a time limit, then scancel
         ((TERM, USR1), Vote.EXIT, "SIGTERM"),  # a cancelled job stays dead
         ((TERM, TERM), Vote.EXIT, "SIGTERM"),
+        ((INT,), Vote.EXIT, "SIGINT"),
+        ((USR1, INT), Vote.EXIT, "SIGINT"),
+        ((INT, USR1), Vote.EXIT, "SIGINT"),
     ],
 )
 def test_signals_are_votes(
@@ -132,12 +136,12 @@ def test_the_highest_vote_is_the_one_that_must_win() -> None:
 
 
 def test_handlers_are_given_back() -> None:
-    before = [signal.getsignal(number) for number in (TERM, USR1, USR2)]
+    before = [signal.getsignal(number) for number in (TERM, USR1, USR2, INT)]
     watcher = watch(None)
     watcher.install()
-    assert all(signal.getsignal(n) == watcher._on_signal for n in (TERM, USR1, USR2))
+    assert all(signal.getsignal(n) == watcher._on_signal for n in (TERM, USR1, USR2, INT))
     watcher.uninstall()
-    assert [signal.getsignal(number) for number in (TERM, USR1, USR2)] == before
+    assert [signal.getsignal(number) for number in (TERM, USR1, USR2, INT)] == before
 
 
 # --- what all ranks do ------------------------------------------------------------------------
