@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote, urljoin, urlsplit
 
 from dataset.connection import NETWORK_ERRORS, Pool, explain
-from dataset.document import get_document
+from dataset.document import RIVAL_S, get_with_rival
 from dataset.errors import DataError, PassingError, UserError
 from dataset.federation import Target, Verdict, speaks_for_federation
 from dataset.lookup import Lookup
@@ -179,7 +179,10 @@ class Lister:
         base, wants_token = self._base
         url = base + path
         headers = {"Depth": str(depth), **self._lookup.headers(url, wants_token)}
-        status, found, body, _ = get_document(self._pool, url, headers, method="PROPFIND")
+        # The same server: a cache would list what it has, which may be a part.
+        status, found, body, _ = get_with_rival(
+            self._pool, url, headers, "PROPFIND", rival_s=SILENCE * RIVAL_S
+        )
         if status == 207:
             return body
         is_trusted = self._target.scheme != "pelican" or speaks_for_federation(found)

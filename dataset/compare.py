@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dataset.connection import NETWORK_ERRORS, Answer, Pool, explain
+from dataset.connection import NETWORK_ERRORS, Pool, explain
+from dataset.document import Watch, fill, watching
 from dataset.journal import CHUNK, chunk_length
 from dataset.lookup import Lookup
-from dataset.receive import PROGRESS_BYTES, check_answer, open_range
+from dataset.receive import check_answer, open_range
 from dataset.sources import MAX_WRONG_BLOCKS, Source
 from dataset.store import ChunkStore
 from dataset.verify import compute_all
@@ -119,10 +120,17 @@ def _compare_run(
     lookup: Lookup, store: ChunkStore, reference: Source, first: int, end: int
 ) -> list[Repair]:
     """Fetches a run from the reference and replaces the chunks that differ."""
+    with watching(lookup.options.stall_s) as watch:
+        return _compare_watched(lookup, store, reference, first, end, watch)
+
+
+def _compare_watched(
+    lookup: Lookup, store: ChunkStore, reference: Source, first: int, end: int, watch: Watch
+) -> list[Repair]:
     size = store.blocks.size
     start, stop = first * CHUNK, min(end * CHUNK, size)
     pool: Pool = lookup.pool
-    answer = open_range(pool, lookup, reference, start, stop)
+    answer = open_range(pool, lookup, reference, start, stop, watch.hold)
     mended = []
     keep = False
     try:
@@ -132,7 +140,7 @@ def _compare_run(
         buffer = memoryview(bytearray(CHUNK))
         for chunk in range(first, end):
             view = buffer[: chunk_length(chunk, size)]
-            _fill(answer, view, lookup.options.stall_s)
+            fill(answer.readinto, view, watch.note_progress)
             with lookup.lock:
                 reference.bytes += len(view)
                 store.waste.compared += len(view)
@@ -144,6 +152,7 @@ def _compare_run(
                 store.replace(chunk, reference, view, values)
                 text = f"{text} from {sender}, replaced from {reference.label}"
                 mended.append(Repair(text, sender, is_new))
+        watch.let_go()
         keep = answer.release(stop - start)
     finally:
         if keep:
@@ -151,18 +160,3 @@ def _compare_run(
         else:
             answer.connection.close()
     return mended
-
-
-def _fill(answer: Answer, view: memoryview, stall_s: float) -> None:
-    """Fills the view; an answer that drips is given up as a silent one is."""
-    filled = counted = 0
-    progress_at = time.monotonic()
-    while filled < len(view):
-        got = answer.readinto(view[filled:])
-        if not got:
-            raise OSError("ended early")
-        filled += got
-        if filled - counted >= PROGRESS_BYTES:
-            counted, progress_at = filled, time.monotonic()
-        elif time.monotonic() - progress_at > stall_s:
-            raise TimeoutError("too slow")

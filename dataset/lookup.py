@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dataset.connection import NETWORK_ERRORS, Pool, explain
-from dataset.document import get_document
+from dataset.document import get_with_rival
 from dataset.errors import PassingError, UserError
 from dataset.federation import (
     DISCOVERY_PATH,
@@ -183,7 +183,7 @@ class Lookup:
             self._director = director
             url = director + self.target.path + ("?directread" if directread else "")
             headers = self.access.headers(url, wants_token=True)
-            status, found, _, _ = get_document(self._pool, url, headers, method, follow=False)
+            status, found, _, _ = get_with_rival(self._pool, url, headers, method, follow=False)
         except (*NETWORK_ERRORS, ValueError) as error:
             self._director = None
             return DirectorAnswer(Verdict.PASSING, reason=explain(error))
@@ -194,7 +194,7 @@ class Lookup:
 
     def _discover(self) -> str:
         url = f"{self.target.discovery}{DISCOVERY_PATH}"
-        status, _, body, where = get_document(self._pool, url, {})
+        status, _, body, where = get_with_rival(self._pool, url, {})
         if status != 200:
             raise OSError(f"{url} answered {status}")
         director = parse_discovery(body, redact(where))

@@ -7,14 +7,15 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from dataset.checksum import parse_digest_header
 from dataset.connection import CONNECT_S, NETWORK_ERRORS, Answer, Pool, explain
-from dataset.document import get_document
+from dataset.document import RIVAL_S, Watch, ask_rivals, get_document, watching
 from dataset.errors import PassingError, UserError
 from dataset.framing import ProtocolError
 from dataset.lookup import Lookup
@@ -33,6 +34,7 @@ log = logging.getLogger("trainyard.fetch")
 VOTE_S = 0.5  # how long a first answer waits for a second one
 DOUBT_S = 10.0  # and when it is another size than the partial file's
 QUICK_S = 1.0
+RIVAL_SHARE = 0.25  # of the time for a digest
 TICK_S = 0.05
 NAME_WAITS_S = (1.0, 2.0)  # a name server may be busy when a thousand jobs start
 
@@ -157,31 +159,49 @@ def _ask_more(
     now: float,
     known: int | None,
 ) -> None:
-    """Keeps two questions open until two sources agree; looks up again when all have failed."""
+    """Keeps two questions open until two sources agree; looks up again when all have failed.
+
+    One that is silent is not counted, as a silent block is hedged: the next source is asked.
+    """
     with lookup.lock:
         usable = lookup.sources.usable
-        is_stuck = all(source.failures for source in usable)
+        is_stuck = all(s.failures or _is_silent(s, now) for s in usable if s not in votes)
         sizes = set(votes.values())
         is_disputed = len(sizes) > 1 or bool(sizes and _is_doubted(sizes, known))
-    if (is_stuck or is_disputed) and lookup.is_due(now):
-        lookup.refresh(with_origin=is_disputed)
+        is_silent = any(_is_silent(source, now) for source in usable)
+    if ((is_stuck and not votes) or is_disputed) and lookup.is_due(now):
+        _start(lookup, crashes, partial(lookup.refresh, with_origin=is_disputed or is_silent))
     with lookup.lock:
         usable = lookup.sources.usable
         wanted = 2 if not is_disputed else len(usable)
         for source in usable:
-            num_open = sum(s.active > 0 or s in votes for s in usable)
+            num_open = sum(s in votes or (s.active > 0 and not _is_silent(s, now)) for s in usable)
             is_free = source not in votes and not source.active and source.blocked_until <= now
             if is_free and num_open < wanted:
                 source.active += 1
-                threading.Thread(
-                    target=_ask_size, args=(lookup, source, votes, crashes), daemon=True
-                ).start()
+                source.asked_at = now
+                _start(lookup, crashes, partial(_ask_size, lookup, source, votes))
 
 
-def _ask_size(
-    lookup: Lookup, source: Source, votes: dict[Source, int], crashes: list[Exception]
-) -> None:
-    """One question in a thread of its own; what is no answer and no failure goes to `crashes`."""
+def _is_silent(source: Source, now: float) -> bool:
+    return source.active > 0 and now - source.asked_at >= RIVAL_S
+
+
+def _start(lookup: Lookup, crashes: list[Exception], work: Callable[[], None]) -> None:
+    """Does the work in a thread of its own; what is no answer and no failure is a crash."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            with lookup.lock:
+                crashes.append(error)
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def _ask_size(lookup: Lookup, source: Source, votes: dict[Source, int]) -> None:
+    """One question, and how it went."""
     problem, retry_after_s, size = "", 0.0, None
     try:
         size = ask_size(lookup, source)
@@ -189,8 +209,6 @@ def _ask_size(
         problem, retry_after_s = str(error.status), error.retry_after_s
     except NETWORK_ERRORS as error:
         problem = explain(error)
-    except Exception as error:
-        crashes.append(error)
     with lookup.lock:
         source.active -= 1
         if size is not None:
@@ -204,24 +222,31 @@ def _ask_size(
 
 def ask_size(lookup: Lookup, source: Source) -> int:
     """The size of the object at one source, told by a range of one byte."""
+    with watching(lookup.pool.timeout_s) as watch:
+        return _ask_size_once(lookup, source, watch)
+
+
+def _ask_size_once(lookup: Lookup, source: Source, watch: Watch) -> int:
     answer: Answer | None = None
+    keep = False
     try:
-        answer = open_range(lookup.pool, lookup, source, 0, 1)
+        answer = open_range(lookup.pool, lookup, source, 0, 1, watch.hold)
         check_answer(answer, 0, 1, None, source)
         if answer.status == 206:
             size = parse_content_range(answer)[2]
             if answer.readinto(memoryview(bytearray(1))) != 1:
                 raise ProtocolError("ended early")
-            if answer.release(1):
-                lookup.pool.give(answer.connection)
-                answer = None
+            watch.let_go()
+            keep = answer.release(1)
             return size
         assert answer.length is not None  # checked by check_answer
         return answer.length
     except OtherSize as error:  # 416: there is no first byte
         return error.size
     finally:
-        if answer is not None:
+        if answer is not None and keep:
+            lookup.pool.give(answer.connection)
+        elif answer is not None:
             answer.connection.close()
 
 
@@ -230,6 +255,7 @@ def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> Digest | N
 
     The origin is asked first: a cache's digest is that of its own copy, which may be the damaged
     one. XRootD reads the whole file for it, seconds for each GB; a cache may answer 405 and close.
+    A place that stays silent for a part of the time gets the next one as a rival.
     """
     pool = Pool(timeout_s, lookup.reach)
     try:
@@ -238,12 +264,17 @@ def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> Digest | N
         places = [(url, token) for url in origin.sources]
         with lookup.lock:
             places += [(s.url, s.wants_token) for s in lookup.sources.usable]
-        for url, wants_token in dict(places).items():
-            for kind in kinds if url.startswith("http") else ():
+
+        def ask(url: str, wants_token: bool) -> Digest | None:
+            for kind in kinds:
                 found = _ask_one(pool, lookup, url, wants_token, kind)
                 if found is not None:
                     return Digest(kind, found, name_server(url), url in origin.sources)
-        return None
+            return None
+
+        named = {url: token for url, token in places if url.startswith("http")}
+        questions = [partial(ask, *place) for place in named.items()]
+        return ask_rivals(questions, RIVAL_SHARE * timeout_s, timeout_s)
     finally:
         pool.close()
 

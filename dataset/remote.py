@@ -220,7 +220,7 @@ def _fetch_small(
     finally:
         first.close()
         pool.close()
-    summary.fetched_bytes = fetcher.num_bytes
+    summary.fetched_bytes, summary.hedges = fetcher.num_bytes, fetcher.num_hedges
     summary.sources = [source.describe() for source in first.sources.all]
     _tell_verified(summary, fetcher.num_verified, len(files) - len(fetcher.failed))
     return fetcher.failed

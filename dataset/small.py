@@ -7,21 +7,21 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
 
-from dataset import checksum
 from dataset.acceptance import refuse_unverified
-from dataset.connection import NETWORK_ERRORS, Connection, Pool, explain
-from dataset.document import get_document
+from dataset.connection import NETWORK_ERRORS, Connection, explain
+from dataset.document import RIVAL_S, Watch, fill, watching
 from dataset.folder import Ledger
 from dataset.framing import ProtocolError
 from dataset.lookup import Lookup
 from dataset.own_names import part_path
 from dataset.probe import ask_size
-from dataset.receive import PROGRESS_BYTES, StatusError, check_answer, open_range
-from dataset.sources import Source, name_server
+from dataset.receive import StatusError, check_answer, open_range
+from dataset.small_digests import SmallDigests, address_beside
+from dataset.sources import Source
 from dataset.store import DiskError
 from dataset.webdav import Entry
 
@@ -29,8 +29,22 @@ log = logging.getLogger("trainyard.fetch")
 
 SMALL_BYTES = 4 << 20  # one block: nothing to resume
 MAX_TRIES = 3
-MAX_SILENT_DIGESTS = 3
 WAIT_S = 0.05
+
+
+@dataclass(eq=False)
+class Try:
+    """One request for a file; a silent one gets a rival at another source."""
+
+    entry: Entry
+    path: Path
+    number: int = 0
+    avoid: frozenset[Source] = frozenset()
+    progress_at: float = 0.0
+    has_all: bool = False
+    rival: Try | None = None
+    is_lost: bool = False  # the rival has the file
+    connection: Connection | None = None
 
 
 class SmallFiles:
@@ -45,181 +59,186 @@ class SmallFiles:
         on_bytes: Callable[[int], None] = lambda num_bytes: None,
     ) -> None:
         self.failed: list[tuple[Entry, Path]] = []
-        self.num_verified = 0
-        self.num_bytes = 0
+        self.num_verified = self.num_bytes = self.num_hedges = 0
         self._lookup = lookup
         self._known_path = known_path  # the object that the look-up's sources were named for
-        self._queue = deque((entry, path, 0) for entry, path in files)
+        self._queue = deque(Try(entry, path) for entry, path in files)
+        self._open: dict[Try, Source] = {}
+        self._num_left = len(self._queue)
+        self._num_writing = 0
         self._on_bytes = on_bytes
         self._ledger = ledger
-        self._lock = lookup.lock
+        self._changed = threading.Condition(lookup.lock)
         self._error: BaseException | None = None
+        self._is_over = False
         self._last_progress = time.monotonic()
-        self._silent_digests = 0
-        self._digest_place: tuple[str, bool] | None = None
+        self._digests = SmallDigests(lookup, known_path)
 
     def run(self) -> None:
         """Fetches all files with as many threads as there may be connections."""
-        origin = self._lookup.ask(directread=True)
-        if origin.sources and origin.sources[0].startswith("http"):
-            self._digest_place = (origin.sources[0], origin.namespace.require_token)
-        threads = [
-            threading.Thread(target=self._work, daemon=True)
-            for _ in range(min(self._lookup.options.connections, len(self._queue)))
-        ]
-        with self._ledger.hold_open():
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        with self._ledger.hold_open(), self._changed:
+            for _ in range(min(self._lookup.options.connections, len(self._queue))):
+                self._start_thread()
+            while self._num_left and self._error is None:
+                self._hedge(time.monotonic())
+                self._changed.wait(WAIT_S)
+            self._is_over = True
+            for rival in self._open:
+                _cut(rival)
+            while self._num_writing:
+                self._changed.wait(WAIT_S)
+        self._digests.close()
         if self._error is not None:
             raise self._error
 
+    def _start_thread(self) -> None:
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _hedge(self, now: float) -> None:
+        """Asks another source for files whose source is silent, on a thread of their own."""
+        for one, source in list(self._open.items()):
+            is_silent = not one.has_all and now - one.progress_at >= RIVAL_S
+            if is_silent and one.rival is None and self._lookup.sources.has_other({source}, now):
+                one.rival = Try(one.entry, one.path, one.number, one.avoid | {source}, rival=one)
+                self._queue.appendleft(one.rival)
+                self._lookup.sources.stalled(source, now)
+                self.num_hedges += 1
+                self._start_thread()
+
     def _work(self) -> None:
         try:
-            while self._error is None:
-                with self._lock:
-                    if not self._queue:
-                        return
-                    entry, path, tries = self._queue.popleft()
-                    source = self._lookup.sources.pick(time.monotonic())
-                    if source is not None:
-                        source.active += 1
+            while (one := self._take()) is not None:
+                source = self._open.get(one)
                 if source is None:
-                    self._wait(entry, path, tries)
+                    self._wait(one)
                 else:
-                    self._fetch(entry, path, tries, source)
+                    self._fetch(one, source)
         except DiskError as error:
             self._error = error.error
         except BaseException as error:
             self._error = error
 
-    def _wait(self, entry: Entry, path: Path, tries: int) -> None:
+    def _take(self) -> Try | None:
+        """The next file with a source for it, if one is free; None when all is over."""
+        with self._changed:
+            while not self._queue and not self._is_over:
+                self._changed.wait(WAIT_S)
+            if self._is_over or self._error is not None:
+                return None
+            one, now = self._queue.popleft(), time.monotonic()
+            source = None if one.is_lost else self._lookup.sources.pick(now, one.avoid)
+            if source is not None:
+                source.active += 1
+                one.progress_at = now
+                self._open[one] = source
+            return one
+
+    def _wait(self, one: Try) -> None:
         """Every source rests: the file goes back, and a look-up may find others."""
         now = time.monotonic()
-        with self._lock:
-            self._queue.appendleft((entry, path, tries))
+        with self._changed:
+            if one.is_lost:
+                return
+            self._queue.appendleft(one)
             self._lookup.check_patience(now, self._last_progress)
         if self._lookup.is_due(now):
             self._lookup.refresh()
         time.sleep(WAIT_S)
 
-    def _fetch(self, entry: Entry, path: Path, tries: int, source: Source) -> None:
-        problem = ""
-        began = time.monotonic()
+    def _fetch(self, one: Try, source: Source) -> None:
+        problem, began, is_kept = "", time.monotonic(), False
         try:
-            data = self._get(entry, source)
-            verified = self._verify(entry, data)
+            data = self._get(one, source)
+            one.has_all = True
+            verified = self._digests.verify(one.entry, data)
             if self._lookup.options.require_digest:
-                refuse_unverified(entry.path, verified)
-            self._keep(entry, path, data, verified)
+                refuse_unverified(one.entry.path, verified)
+            if self._claim(one):
+                self._keep(one.entry, one.path, data, verified)
+                is_kept = True
         except StatusError as error:
             problem = str(error.status)
         except NETWORK_ERRORS as error:
             problem = explain(error)
-        with self._lock:
+        with self._changed:
+            now, size = time.monotonic(), one.entry.size or 0
+            del self._open[one]
             source.active -= 1
-            source.seconds += time.monotonic() - began
-            if problem:
-                self._lookup.sources.failed(source, time.monotonic(), problem)
-            else:
-                source.bytes += entry.size or 0
-                self._lookup.sources.delivered(source, entry.size or 0, time.monotonic() - began)
-        if problem:
-            log.debug("%s: %s", entry.path, problem)
-            self._retry(entry, path, tries + 1)
+            source.seconds += now - began
+            if is_kept:
+                source.bytes += size
+                self._lookup.sources.delivered(source, size, now - began)
+                self._settle()
+            elif problem and not one.is_lost:
+                log.debug("%s: %s", one.entry.path, problem)
+                self._lookup.sources.failed(source, now, problem)
+                self._retry(one)
 
-    def _retry(self, entry: Entry, path: Path, tries: int) -> None:
-        with self._lock:
-            if tries >= MAX_TRIES:
-                self.failed.append((entry, path))
-            else:
-                self._queue.append((entry, path, tries))
+    def _claim(self, one: Try) -> bool:
+        """Whether this try may write the file; its rival may not any more."""
+        with self._changed:
+            if one.is_lost or self._is_over:
+                return False
+            if one.rival is not None:
+                one.rival.is_lost = True
+                _cut(one.rival)
+            self._num_writing += 1
+            return True
 
-    def _at(self, url: str, entry: Entry) -> str:
-        """The address of an entry beside that of the known object on the same server."""
-        parts = urlsplit(url)
-        path, known = unquote(parts.path), unquote(self._known_path)  # a server may spell it anew
-        prefix = quote(path[: len(path) - len(known)])
-        return parts._replace(path=prefix + entry.path).geturl()
+    def _settle(self) -> None:
+        self._num_left -= 1
+        if not self._num_left:
+            self._changed.notify_all()
 
-    def _get(self, entry: Entry, source: Source) -> bytearray:
-        place = Source(self._at(source.url, entry), source.label, source.wants_token)
-        size = entry.size or 0
-        if not size:  # a listing that says 0 makes no empty file by itself
+    def _retry(self, one: Try) -> None:
+        """Queues a file again, unless its rival goes on; after some tries it goes the long way."""
+        if one.rival is not None:
+            one.rival.rival = None
+        elif one.number + 1 >= MAX_TRIES:
+            self.failed.append((one.entry, one.path))
+            self._settle()
+        else:
+            self._queue.append(Try(one.entry, one.path, one.number + 1))
+            self._changed.notify()
+
+    def _get(self, one: Try, source: Source) -> bytearray:
+        entry, url = one.entry, address_beside(source.url, self._known_path, one.entry)
+        place = Source(url, source.label, source.wants_token)
+        if not entry.size:  # a listing that says 0 makes no empty file by itself
             if ask_size(self._lookup, place) != 0:
                 raise ProtocolError("has bytes where the listing says 0")
             return bytearray()
-        held: list[Connection] = []
+        with watching(self._lookup.options.stall_s) as watch:
+            return self._receive(one, place, entry.size, watch)
+
+    def _receive(self, one: Try, place: Source, size: int, watch: Watch) -> bytearray:
+        def hold(connection: Connection) -> None:
+            watch.hold(connection)
+            with self._changed:
+                one.connection = connection
+                if one.is_lost:
+                    connection.cut()
+
+        def note_progress() -> None:
+            watch.note_progress()
+            one.progress_at = time.monotonic()
+
         keep = False
         try:
-            answer = open_range(self._lookup.pool, self._lookup, place, 0, size, held.append)
+            answer = open_range(self._lookup.pool, self._lookup, place, 0, size, hold)
             check_answer(answer, 0, size, size, place)
             data = bytearray(size)
-            self._read(answer.readinto, memoryview(data))
+            fill(answer.readinto, memoryview(data), note_progress)
             keep = answer.release(size)
         finally:
-            if held and keep:
-                self._lookup.pool.give(held[-1])
-            elif held:
-                held[-1].close()
+            watch.let_go()
+            with self._changed:
+                connection, one.connection = one.connection, None
+            if connection is not None and keep and not watch.has_cut:
+                self._lookup.pool.give(connection)
+            elif connection is not None:
+                connection.close()
         return data
-
-    def _read(self, readinto: Callable[[memoryview], int], view: memoryview) -> None:
-        """Fills the view; a drip ends like a stall."""
-        stall_s = self._lookup.options.stall_s
-        filled = counted = 0
-        progress_at = time.monotonic()
-        while filled < len(view):
-            got = readinto(view[filled:])
-            if not got:
-                raise ProtocolError("ended early")
-            filled += got
-            if filled - counted >= PROGRESS_BYTES:
-                counted, progress_at = filled, time.monotonic()
-            if time.monotonic() - progress_at > stall_s:
-                raise ProtocolError("stalled")
-
-    def _verify(self, entry: Entry, data: bytearray) -> list[str]:
-        """Compares with the origin's digest while it offers any; wrong bytes are an error."""
-        if self._digest_place is None or self._silent_digests >= MAX_SILENT_DIGESTS:
-            return []
-        kind = "crc32c" if checksum.HAS_CRC32C else "adler32"
-        url, wants_token = self._at(self._digest_place[0], entry), self._digest_place[1]
-        headers = {"Want-Digest": kind, **self._lookup.headers(url, wants_token)}
-        found = checksum.to_hex(kind, checksum.compute(kind, data))
-        digest = self._ask_digest(self._lookup.pool, url, headers, kind)
-        if digest is not None and digest != found:
-            digest = self._ask_again(url, headers, kind)
-        if digest is None:
-            self._silent_digests += 1
-            if self._silent_digests == MAX_SILENT_DIGESTS:
-                log.info("%s tells no digests; files are taken without", name_server(url))
-            return []
-        self._silent_digests = 0
-        if digest != found:
-            raise ProtocolError("wrong bytes")
-        return [f"{kind} ({name_server(url)})"]
-
-    def _ask_again(self, url: str, headers: Mapping[str, str], kind: str) -> str | None:
-        """On a new connection: XRootD may repeat the Digest of an earlier request on a kept one."""
-        pool = Pool(self._lookup.pool.timeout_s, self._lookup.reach)
-        try:
-            return self._ask_digest(pool, url, headers, kind)
-        finally:
-            pool.close()
-
-    def _ask_digest(
-        self, pool: Pool, url: str, headers: Mapping[str, str], kind: str
-    ) -> str | None:
-        """The origin's digest; that it cannot be had is no fault of whoever sent the bytes."""
-        try:
-            status, found, _, _ = get_document(pool, url, headers, "HEAD")
-        except NETWORK_ERRORS as error:
-            log.debug("no digest from %s: %s", name_server(url), explain(error))
-            return None
-        digest = checksum.parse_digest_header(found.get("digest", "")).get(kind)
-        return digest if status == 200 else None
 
     def _keep(self, entry: Entry, path: Path, data: bytearray, verified: list[str]) -> None:
         """Writes the file whole; its record, and then its final name."""
@@ -237,8 +256,16 @@ class SmallFiles:
             part.replace(path)
         except OSError as error:
             raise DiskError(error) from None
-        with self._lock:
+        finally:
+            with self._changed:
+                self._num_writing -= 1
+        with self._changed:
             self.num_verified += bool(verified)
             self.num_bytes += len(data)
             self._last_progress = time.monotonic()
             self._on_bytes(len(data))  # under the lock: a bar is not made for threads
+
+
+def _cut(one: Try) -> None:
+    if one.connection is not None:
+        one.connection.cut()

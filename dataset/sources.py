@@ -30,6 +30,7 @@ class Source:
     is_origin: bool = False
     number: int = -1  # its place in the journal; -1 before it delivered anything
     active: int = 0
+    asked_at: float = 0.0  # when it was last asked for the size
     rate: float = 0.0  # bytes/s of one connection, smoothed; 0 before the first answer
     failures: int = 0  # in a row
     blocked_until: float = 0.0

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 
 from dataset import compare, digests, probe
+from dataset.connection import Pool
 from dataset.digests import DigestAsker
 from dataset.errors import DataError
+from dataset.framing import ProtocolError
 from dataset.journal import CHUNK, Progress
 from dataset.lookup import Options
 from dataset.probe import Digest
@@ -208,14 +210,24 @@ def test_a_reference_that_fails_is_left_after_a_few_tries(
     assert asked == [places[1]] * compare.MAX_FAILURES  # all of it came from the cache
 
 
-def test_an_answer_that_drips_is_given_up_while_comparing() -> None:
-    class Dripping:
-        def readinto(self, view: memoryview) -> int:
-            time.sleep(0.01)
-            return 1
+@pytest.mark.parametrize("start", ["HTTP/1.1 206 OK\r\n", "HTTP/1.1 206 OK\r\n{}\r\n\r\n"])
+def test_an_answer_that_drips_is_given_up_while_comparing(start: str) -> None:
+    head = f"Content-Length: {CHUNK}\r\nContent-Range: bytes 0-{CHUNK - 1}/{CHUNK}"
 
-    with pytest.raises(TimeoutError):
-        compare._fill(Dripping(), memoryview(bytearray(CHUNK)), stall_s=0.1)  # type: ignore[arg-type]
+    def drip(handler: Handler) -> bool:
+        handler.close_connection = True
+        with suppress(OSError):
+            handler.wfile.write(start.format(head).encode())
+            while True:
+                handler.wfile.write(b"X: y\r\n")
+                time.sleep(0.02)
+        return True
+
+    lookup, store = MagicMock(), MagicMock()
+    lookup.pool, lookup.options.stall_s, store.blocks.size = Pool(5.0), 0.2, CHUNK
+    lookup.headers.return_value = {}
+    with serving(b"", drip) as (url, _), pytest.raises(ProtocolError, match="stalled"):
+        compare._compare_run(lookup, store, Source(url, "cache"), 0, 1)
 
 
 @pytest.mark.parametrize("is_origin", [True, False])
