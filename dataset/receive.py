@@ -179,12 +179,17 @@ def open_range(
     lookup: Lookup,
     source: Source,
     start: int,
-    end: int,
+    end: int | None,
     hold: Callable[[Connection], None] = lambda connection: None,
 ) -> Answer:
-    """The answer to a range request; redirects are followed, and get no token."""
+    """The answer to a range request (without an end: to one for the whole object).
+
+    Redirects are followed, and get no token.
+    """
     url = source.redirected or source.url
-    asked = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+    asked = {"Accept-Encoding": "identity"}
+    if end is not None:
+        asked["Range"] = f"bytes={start}-{end - 1}"
     secret = {} if source.redirected else lookup.headers(url, source.wants_token)
     for _ in range(MAX_REDIRECTS + 1):
         answer = pool.ask("GET", url, {**asked, **secret}, hold)

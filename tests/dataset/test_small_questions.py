@@ -254,3 +254,23 @@ def test_rivals_are_asked_in_turn() -> None:
     with pytest.raises(ProtocolError, match="broken"):
         ask_rivals([fail, lambda: "not asked"], 60.0, 60.0)
     never.set()
+
+
+@pytest.mark.parametrize("content", [b"", CONTENT])
+def test_an_empty_object_is_believed_of_a_plain_request_and_not_of_an_impossible_range(
+    content: bytes, tmp_path: Path
+) -> None:
+    """XRootD 5.5 answers so to a range of an empty object, and sends no byte of the one it says."""
+
+    def answer_like_xrootd(handler: Handler) -> bool:
+        if handler.headers.get("Range") != "bytes=0-0":
+            return False
+        handler.send_response(206)
+        handler.send_header("Content-Range", "bytes 0-0/0")
+        handler.send_header("Content-Length", "1")
+        handler.end_headers()
+        return True
+
+    with running(Handler, content=content, misbehave=staticmethod(answer_like_xrootd)) as url:
+        fetch(f"{url}/object.bin", tmp_path, SLOW)
+    assert (tmp_path / "object.bin").read_bytes() == content
