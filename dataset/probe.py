@@ -231,11 +231,13 @@ def _ask_size_once(lookup: Lookup, source: Source, watch: Watch) -> int:
     keep = False
     try:
         answer = open_range(lookup.pool, lookup, source, 0, 1, watch.hold)
-        if answer.status == 206 and parse_content_range(answer)[2] == 0:
+        is_plain = answer.status == 206 and parse_content_range(answer)[2] == 0
+        if is_plain:
             # XRootD 5.5 says this of an empty object, and so may a broken server of another one.
             answer.connection.close()
             answer = open_range(lookup.pool, lookup, source, 0, None, watch.hold)
         check_answer(answer, 0, 1, None, source)
+        source.has_ranges = source.has_ranges or is_plain  # it was not asked for one
         if answer.status == 206:
             size = parse_content_range(answer)[2]
             if answer.readinto(memoryview(bytearray(1))) != 1:

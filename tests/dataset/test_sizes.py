@@ -70,3 +70,21 @@ def test_an_object_that_is_empty_everywhere_arrives(tmp_path: Path) -> None:
     with federation([b""], b"") as (director, *_):
         fetch("osdf:///object.bin", tmp_path, federation=director)
     assert (tmp_path / "object.bin").read_bytes() == b""
+
+
+def test_a_server_that_once_calls_the_object_empty_is_still_asked_for_ranges(
+    tmp_path: Path,
+) -> None:
+    def say_empty(handler: Handler) -> bool:
+        if handler.headers.get("Range") != "bytes=0-0":
+            return False
+        handler.send_response(206)
+        handler.send_header("Content-Range", "bytes 0-0/0")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return True
+
+    with serving(CONTENT, say_empty) as (url, seen):
+        fetch(url, tmp_path)
+    assert (tmp_path / "object.bin").read_bytes() == CONTENT
+    assert [request.get("range") for request in seen].count(None) == 1
