@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset.errors import CommandError, PassingError, UserError
+from dataset.errors import CommandError, FinalError, PassingError, UserError
 from dataset.federation import parse_target
 from dataset.fetch import Job, fetch_object
 from dataset.folder import Ledger
@@ -40,9 +40,10 @@ CAPABILITIES = {
 MAX_MINUTES = 100_000.0
 DEFAULT_MINUTES = 50.0  # HTCondor ends a plugin after 60 and calls it a stall
 MISSING_SHARE = 0.1  # of the limit: how long everybody must say 404 before it is believed
-MAX_MISSING_S = 120.0
+MAX_MISSING_S = 30.0  # a slot waits meanwhile
 PATIENCE_SHARE = 0.9  # of what is left: the engine then says what was wrong; the alarm cannot
 MAX_ERROR_CHARS = 1000
+FINAL = "will not be tried again"  # train.sub looks for these words in HoldReason
 _ATTRIBUTE = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;\]]+))')
 
 
@@ -131,7 +132,10 @@ def make_options(limit_s: float, left_s: float) -> Options:
 
 def fetch_one(order: Order, federation: str | None, access: Access, options: Options) -> int:
     """Fetches one file to its place; what is left of it is only the file. Returns its size."""
-    target = parse_target(order.url, federation)
+    try:
+        target = parse_target(order.url, federation)
+    except UserError as error:
+        raise FinalError(str(error)) from None
     check_network(target.discovery or target.url)
     ledger = Ledger(order.path.parent, is_kept=False)
     return fetch_object(Job(target, order.path, ledger), access, options).size
@@ -153,7 +157,8 @@ def describe(
         "TransferEndTime": int(time.time()),
     }
     if error is not None:
-        text = " ".join(redact(str(error) or type(error).__name__).split())
+        text = f"{FINAL}: {error}" if isinstance(error, FinalError) else str(error)
+        text = " ".join(redact(text or type(error).__name__).split())
         result["TransferError"] = text[:MAX_ERROR_CHARS]
         result["TransferRetryable"] = isinstance(error, PassingError)
     return result

@@ -147,7 +147,7 @@ class Lister:
             if agreed and now - since >= wanted_s:
                 raise self._final_error(agreed, target, str(failure))
             self._lookup.check_time(now, started, "listing", target, str(failure))
-            log.info("listing %s: %s", target.identity, failure)
+            self._lookup.tell(f"listing {target.identity}", str(failure))
             end = started + options.give_up_s
             end = min(end, since + wanted_s) if agreed else end
             time.sleep(max(0.01, min(_pick_wait(num_tries, failure.retry_after_s), end - now)))

@@ -34,6 +34,10 @@ class UserError(CommandError):
     """The user's mistake: one line says what and how to fix it."""
 
 
+class FinalError(UserError):
+    """A mistake that neither time nor another machine mends: a path that does not exist."""
+
+
 class DataError(CommandError):
     """Data failed verification."""
 

@@ -15,7 +15,7 @@ from dataset.untrusted import parse_count, parse_json
 
 OSDF_DISCOVERY = "https://osg-htc.org"
 DISCOVERY_PATH = "/.well-known/pelican-configuration"
-MAX_SOURCES = 6  # a director names at most six; more in one answer are not believed
+MAX_SOURCES = 64  # of one answer; those beyond the nearest few are asked when these fail
 _PATH_SAFE = "/%:@!$&'()*+,;=~-._"
 _HTTP = ("http", "https")
 
@@ -176,7 +176,7 @@ _PARAMETER = re.compile(r';\s*([\w*-]+)\s*=\s*(?:"([^"]*)"|([^\s;,"]+))')
 
 
 def parse_links(value: str) -> list[Link]:
-    """The rel=duplicate addresses of a Link header, nearest first, each host once, at most six."""
+    """The rel=duplicate addresses of a Link header, nearest first, each host once, at most 64."""
     links = []
     for order, match in enumerate(_LINK.finditer(value), 1):
         found = {m[1].lower(): m[2] or m[3] for m in _PARAMETER.finditer(match[2])}

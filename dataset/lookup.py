@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dataset.connection import NETWORK_ERRORS, Pool, explain
 from dataset.document import get_with_rival
-from dataset.errors import PassingError, UserError
+from dataset.errors import FinalError, PassingError, UserError
 from dataset.federation import (
     DISCOVERY_PATH,
     DirectorAnswer,
@@ -25,6 +25,7 @@ from dataset.federation import (
 from dataset.reach import Reach
 from dataset.redaction import redact
 from dataset.sources import Sources
+from dataset.telling import Teller
 from dataset.tokens import (
     Logins,
     TokenStore,
@@ -98,12 +99,20 @@ class Access:
 class Lookup:
     """Keeps `sources` filled from the director, and says when an object is missing for good."""
 
-    def __init__(self, target: Target, access: Access, options: Options, pool: Pool) -> None:
+    def __init__(
+        self,
+        target: Target,
+        access: Access,
+        options: Options,
+        pool: Pool,
+        is_optional: bool = False,
+    ) -> None:
         self.target = target
         self.access = access
         self.options = options
         self.sources = Sources(options.max_caches)
         self.lock = threading.RLock()
+        self.tell = Teller(is_optional).tell
         self.answer = DirectorAnswer(Verdict.PASSING, reason="not asked yet")
         self.num_lookups = 0
         self.reach = pool.reach = Reach(target.discovery or target.url)
@@ -164,7 +173,7 @@ class Lookup:
             if failed:
                 wait_s = min(LOOKUP_S, 0.5 * 1.5 ** min(self._failed_lookups - 1, 8))
                 self._next_lookup = time.monotonic() + wait_s * random.uniform(0.7, 1.0)
-                log.info("look-up of %s: %s", self.target.identity, answer.reason)
+                self.tell(f"look-up of {self.target.identity}", answer.reason)
             else:
                 wait_s = 2.0 ** min(self.num_lookups - 1, 8)
                 self._next_lookup = time.monotonic() + min(MAX_LOOKUP_S, wait_s)
@@ -269,7 +278,7 @@ class Lookup:
         """What to tell the user about a target that is 'missing' or 'denied' for good."""
         name, after = target.identity, f"for {self.options.missing_s:.0f} s"
         if agreed == "missing":
-            return UserError(f"{name} does not exist (404 everywhere {after}); check the path")
+            return FinalError(f"{name} does not exist (404 everywhere {after}); check the path")
         if target.scheme != "pelican":
             return UserError(f"{name} is refused {after}; put user and password into ~/.netrc")
         return UserError(f"{name} is refused {after}: {self.access.tokens.describe()}")

@@ -214,7 +214,7 @@ def _ask_size(lookup: Lookup, source: Source, votes: dict[Source, int]) -> None:
         if size is not None:
             votes[source] = size
         else:
-            log.info("%s: %s", source.label, problem)
+            lookup.tell(source.label, problem)
             lookup.sources.failed(source, time.monotonic(), problem, retry_after_s)
     if problem in ("401", "403"):
         lookup.reread_token()

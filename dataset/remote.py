@@ -139,7 +139,7 @@ def _fetch_index(
 def _exists(target: Target, access: Access, options: Options) -> bool:
     """One quick look; False on any trouble, since the object is optional."""
     pool = Pool(min(options.stall_s, 5.0))
-    lookup = Lookup(target, access, options, pool)
+    lookup = Lookup(target, access, options, pool, is_optional=True)
     try:
         lookup.refresh()
         if lookup.answer.verdict is not Verdict.FOUND:

@@ -235,7 +235,7 @@ class Transfer:
             return
         self.blocks.give_back(lease)
         if not lease.cancelled:
-            log.info("%s: %s", source.label, problem or "ended early")
+            self.lookup.tell(source.label, problem or "ended early")
             has_delivered = lease.position > lease.first
             self.sources.failed(source, now, problem, retry_after_s, has_delivered)
         if problem in ("401", "403"):

@@ -10,13 +10,15 @@ import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from condor import osdf_plugin
-from condor.osdf_plugin import read_orders, read_settings, to_classad
+from condor.osdf_plugin import FINAL, Order, fetch_all, read_orders, read_settings, to_classad
 from scripts import build_plugin
 from tests.cluster.osdf.rules import Fault
+from tests.dataset.director_server import directing
 from tests.dataset.test_compare import federation
 
 
@@ -121,6 +123,37 @@ def test_settings_come_from_the_jobs_ad(tmp_path: Path) -> None:
 def test_values_are_written_as_classads() -> None:
     values = [to_classad(value) for value in (True, 3, 'a "quoted" \\ text')]
     assert values == ["true", "3", '"a \\"quoted\\" \\\\ text"']
+
+
+def fail_in_process(folder: Path, url: str, federation: str) -> dict[str, Any]:
+    """What HTCondor is told about one file, by the plugin's own functions."""
+    (folder / ".job.ad").write_text(f'PluginMinutes = 0.04\nPluginFederation = "{federation}"\n')
+    environ = {"_CONDOR_JOB_AD": str(folder / ".job.ad"), "XDG_RUNTIME_DIR": "/nonexistent"}
+    (result,) = fetch_all([Order(url, folder / "a")], environ)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "is_final"),
+    [
+        ("osdf:///ns/a.tar", 404, True),
+        ("osdf:///ns/a.tar?unknown", 404, True),
+        ("osdf:///ns/a.tar", 403, False),  # another token may come
+        ("osdf:///ns/a.tar", 503, False),
+    ],
+)
+def test_only_a_mistake_that_nothing_mends_says_that_it_is_not_tried_again(
+    url: str, status: int, is_final: bool, tmp_path: Path
+) -> None:
+    with directing(lambda handler: (status, {})) as federation:
+        result = fail_in_process(tmp_path, url, federation)
+    assert result["TransferSuccess"] is False
+    assert result["TransferError"].startswith(FINAL) is is_final
+
+
+def test_the_submit_file_leaves_a_final_mistake_held() -> None:
+    text = (build_plugin.ROOT / "condor/train.sub").read_text()
+    assert f'regexp("{FINAL}", HoldReason) =!= true' in text
 
 
 @pytest.mark.osdf

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,11 @@ from dataset.connection import Pool
 from dataset.errors import PassingError, UserError
 from dataset.federation import Verdict, parse_target
 from dataset.lookup import Access, Lookup, Options
+from dataset.remote import fetch_urls
+from dataset.request import Request
 from dataset.tokens import TokenStore
 from tests.dataset.director_server import Decision, directing, name_source
+from tests.dataset.small_server import serving
 
 NOWHERE = {"XDG_RUNTIME_DIR": "/nonexistent"}
 FAST = Options(stall_s=1.0, give_up_s=5.0, missing_s=0.2)
@@ -124,3 +130,57 @@ def test_a_director_that_another_thread_forgets_is_no_crash(
     with looking_up(lambda handler: SOURCE) as lookup:
         known[0] = lookup.target.discovery  # the fake director is the discovery as well
         assert lookup.ask().verdict is Verdict.FOUND
+
+
+def count_lines(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    lines = [r for r in caplog.records if r.levelno >= logging.INFO and text in r.getMessage()]
+    return len(lines)
+
+
+def test_a_problem_that_comes_back_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    statuses = iter([404, 404, 404, 500, 500, 404])
+    with (
+        looking_up(lambda handler: (next(statuses), {})) as lookup,
+        caplog.at_level(logging.DEBUG),
+    ):
+        for _ in range(6):
+            lookup.refresh()
+    assert count_lines(caplog, "the director answered 404") == 2
+    assert count_lines(caplog, "the director answered 500") == 1
+
+
+def test_an_index_that_is_not_there_is_not_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = b"a tar " * 100
+    with serving(content) as (cache, _), caplog.at_level(logging.INFO):
+
+        def decide(handler: Any) -> Decision:
+            return (404, {}) if ".index" in handler.path else name_source(cache)
+
+        with directing(decide) as federation:
+            fetch_urls(["osdf:///ns/a.tar"], Request(tmp_path, FAST, federation, environ=NOWHERE))
+    assert (tmp_path / "a.tar").read_bytes() == content
+    assert count_lines(caplog, "404") == count_lines(caplog, "index") == 0
+
+
+@pytest.mark.parametrize("num_dead", [6, 12])
+def test_caches_beyond_the_sixth_are_asked_when_the_first_are_dead(
+    num_dead: int, tmp_path: Path
+) -> None:
+    content = b"from the last one"
+    with serving(content) as (cache, _), socket.socket() as dead:
+        dead.bind(("127.0.0.1", 0))  # and not listening: every connection is refused
+        port = dead.getsockname()[1]
+        urls = [f"http://127.0.0.1:{port}/{n}/a.bin" for n in range(num_dead)]
+
+        def decide(handler: Any) -> Decision:
+            named = urls if "directread" in handler.path else [*urls, cache]
+            links = [f'<{url}>; rel="duplicate"; pri={n}' for n, url in enumerate(named, 1)]
+            namespace = "namespace=/ns, require-token=false"
+            return 307, {"Link": ", ".join(links), "X-Pelican-Namespace": namespace}
+
+        with directing(decide) as federation:
+            request = Request(tmp_path, replace(FAST, give_up_s=30.0), federation, environ=NOWHERE)
+            fetch_urls(["osdf:///ns/a.bin"], request)
+    assert (tmp_path / "a.bin").read_bytes() == content

@@ -24,7 +24,9 @@ def _built_plugin() -> None:
     subprocess.run([sys.executable, ROOT / "scripts/build_plugin.py"], check=True)
 
 
-def submit_with_plugin(condor: ModuleType, osdf: ModuleType, url: str) -> Job:
+def submit_with_plugin(
+    condor: ModuleType, osdf: ModuleType, url: str, release_s: int = 1000
+) -> Job:
     """A job that only looks at what the plugin brought."""
     return submit_training(
         condor,
@@ -34,7 +36,7 @@ def submit_with_plugin(condor: ModuleType, osdf: ModuleType, url: str) -> Job:
         FEDERATION=osdf.DIRECTOR_HTTP_URL,
         PLUGIN="true",
         PLUGIN_MINUTES="0.5",
-        RELEASE_SECONDS="1000",
+        RELEASE_SECONDS=str(release_s),
     )
 
 
@@ -64,3 +66,22 @@ def test_no_token_reaches_the_event_log(condor: ModuleType, osdf: ModuleType) ->
     for secret in (token, token.split(".")[1], token.split(".")[2]):
         assert secret not in log
     job.act("rm")
+
+
+def test_a_path_that_does_not_exist_is_held_and_not_released(
+    condor: ModuleType, osdf: ModuleType
+) -> None:
+    """Another hold beside it, of a server that fails, is released: the pool did evaluate both."""
+    broken = osdf.put(f"grid-plugin/{os.urandom(4).hex()}.tar", b"x")
+    with osdf.faults(Fault("status", path=broken, status=503)):
+        wrong = submit_with_plugin(condor, osdf, "osdf:///public/no/such.tar", release_s=1)
+        passing = submit_with_plugin(condor, osdf, f"osdf://{broken}", release_s=1)
+        held = wrong.wait_for("JOB_HELD")
+        assert held["HoldReasonCode"] == 13
+        assert "will not be tried again" in held["HoldReason"]
+        assert "does not exist" in held["HoldReason"]
+        passing.wait_for("JOB_RELEASED", timeout_s=200.0)
+        assert wrong.attribute("NumHolds") == "1"
+        assert wrong.attribute("JobStatus") == "5"
+    for job in (wrong, passing):
+        job.act("rm")
