@@ -112,7 +112,8 @@ def make_ours(steps: int) -> Case:
     """Runs in a rank: the trainer's step, as `python -m train` does it on two ranks."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    comm = Comm(detect_launch(os.environ), "gloo", 120)
+    comm = Comm(detect_launch(os.environ))
+    comm.join(torch.device("cpu"), 120)
     trainer = make_trainer(ARCH, SIZE, BATCH, comm)
     interrupt = Interrupt(comm, None)
     synced = make_step(trainer, SIZE, lambda left_s: interrupt.agree(left_s, 0.0))

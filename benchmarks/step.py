@@ -148,7 +148,7 @@ def make_our_step(task: Task, measures: Measures) -> Callable[[], None]:
         task.arch,
         task.size,
         task.batch,
-        Comm(detect_launch({}), "gloo", 60),
+        Comm(detect_launch({})),
         channels_last=measures.channels_last,
         use_compile=measures.compile,
     )

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dataset.errors import CRASH, PassingError
+from dataset.errors import CRASH, PassingError, UserError
+from train.compat import init_process_group
 from train.interfaces import choose_interfaces, find_own_address
 from train.launch import Launch
 from train.rendezvous import connect, is_served
@@ -28,15 +29,29 @@ RANK_0_LOST = "lost contact with rank 0 (it does not answer any more)"
 class Comm:
     """The process group of a run; with one rank every method gives its answer at once."""
 
-    def __init__(self, launch: Launch, backend: str, timeout_s: float) -> None:
+    def __init__(self, launch: Launch) -> None:
         self.rank = launch.rank
         self.world_size = launch.world_size
+        self._launch = launch
         self.control: Any = None
         self._store: Any = None
         self._closing = False
         self._progress, self._doing = 0, ""
         self._is_armed = False  # from the first step on the ranks move together
-        standstill_s = timeout_s + COLLECTIVES_LATER_S / 2 if backend == "nccl" else None
+
+    def join(
+        self,
+        device: torch.device,
+        timeout_s: float,
+        gpu: str = "",
+        on_failure: Callable[[str, int], None] | None = None,
+    ) -> None:
+        """Meets the other ranks; `gpu` tells this rank's GPU from all others, where it has one.
+
+        From then on on_failure is called when another rank fails, while the groups are made too.
+        """
+        launch = self._launch
+        standstill_s = timeout_s + COLLECTIVES_LATER_S / 2 if device.type == "cuda" else None
         self._judge = Judge(timeout_s, standstill_s)
         if launch.world_size == 1:
             return
@@ -45,12 +60,15 @@ class Comm:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._store = connect(launch, timedelta(seconds=timeout_s))
         own_address = find_own_address(self._store) if launch.num_nodes > 1 else None
-        self._wait_for_all(timeout_s)
+        self._wait_for_all(timeout_s, gpu)
+        if on_failure is not None:
+            self.watch(on_failure)
+        self._refuse_shared_gpus()
         if launch.num_nodes > 1:
             choose_interfaces(self._store, own_address, os.environ)
         timeout = timedelta(seconds=timeout_s + COLLECTIVES_LATER_S)
-        dist.init_process_group(
-            backend, store=self._store, rank=self.rank, world_size=self.world_size, timeout=timeout
+        init_process_group(
+            device, store=self._store, rank=self.rank, world_size=self.world_size, timeout=timeout
         )
         # Stop votes and small host values go through gloo, so that they never wait for the device.
         self.control = dist.new_group(backend="gloo", timeout=timeout)
@@ -162,12 +180,12 @@ class Comm:
             self._closing = True
             dist.destroy_process_group()
 
-    def _wait_for_all(self, timeout_s: float) -> None:
+    def _wait_for_all(self, timeout_s: float, gpu: str) -> None:
         """Returns when every rank is here; the error names those that did not come."""
-        keys = [f"here/{rank}" for rank in range(self.world_size)]
+        keys = self._here_keys()
         deadline_s = time.monotonic() + timeout_s
         try:
-            self._store.set(keys[self.rank], "yes")
+            self._store.set(keys[self.rank], gpu)
             while not self._store.check(keys):
                 if time.monotonic() > deadline_s:
                     self._refuse_absent(keys, timeout_s)
@@ -176,6 +194,21 @@ class Comm:
             raise PassingError(
                 f"rank 0 was lost at the start ({error}); its log says why"
             ) from None
+
+    def _here_keys(self) -> list[str]:
+        return [f"here/{rank}" for rank in range(self.world_size)]
+
+    def _refuse_shared_gpus(self) -> None:
+        """Fails where two ranks have one GPU: NCCL would refuse them, in words of its own."""
+        first: dict[bytes, int] = {}
+        for rank, gpu in enumerate(self._store.multi_get(self._here_keys())):
+            other = first.setdefault(gpu, rank)
+            if gpu and other != rank:
+                name = gpu.decode().rpartition("/")[2]
+                raise UserError(
+                    f"rank {other} and rank {rank} have one GPU ({name}); ask for one GPU a task "
+                    "(--gpus-per-task=1), or start fewer ranks"
+                )
 
     def _refuse_absent(self, keys: list[str], timeout_s: float) -> None:
         absent = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]

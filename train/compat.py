@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,6 +30,18 @@ def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
         )
+
+
+def init_process_group(device: torch.device, **options: Any) -> None:
+    """The process group of all ranks: NCCL on GPUs, else gloo.
+
+    NCCL is told the device (possible since 2.3): 2.15 takes LOCAL_RANK's, else that of the global
+    rank, whatever set_device said; older ones take the device of the tensors.
+    """
+    is_gpu = device.type == "cuda"
+    if is_gpu and "device_id" in inspect.signature(dist.init_process_group).parameters:
+        options["device_id"] = device
+    dist.init_process_group("nccl" if is_gpu else "gloo", **options)
 
 
 def compile_model(model: nn.Module) -> nn.Module:

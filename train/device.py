@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,7 @@ from train.launch import Launch
 # Set by SLURM and HTCondor when the job was given GPUs.
 GPU_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
 MIN_CHANNELS_LAST_SIZE = 128  # pixels, on a CPU: faster at 224, no clear gain at 64
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
 
 
@@ -103,6 +105,14 @@ def choose_threads(
     asked = os.environ.get("OMP_NUM_THREADS", "")
     own = min(int(asked), cores) if asked.isdecimal() and int(asked) > 0 else cores
     return threads or own, default_workers if workers is None else workers
+
+
+def identify_gpu(device: torch.device) -> str:
+    """What tells this GPU from all others of all nodes; empty where nothing does."""
+    if device.type != "cuda":
+        return ""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # not in torch 2.1
+    return f"{BOOT_ID.read_text().strip()}/GPU-{uuid}" if uuid and BOOT_ID.exists() else ""
 
 
 def name_device(device: torch.device) -> str:

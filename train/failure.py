@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
+from collections.abc import Callable
 
 import torch
 
@@ -20,17 +22,31 @@ from dataset.errors import (
     describe_os_error,
 )
 from train.comm import Comm
+from train.nccl import last_error
 from train.recorder import Recorder
 
 ADVICE = "; the last good checkpoint is kept: lower --lr, lengthen the warm-up, or use fp32"
-# What torch writes when a collective fails because another rank is gone.
-_LOST_PEER = (
-    *("Connection closed by peer", "Connection reset", "Timed out", "Application timeout"),
-    *("gloo", "NCCL", "c10d"),
+# What gloo, NCCL and the store write when another rank is gone: connections that were closed, reset
+# or refused, and that timed out. Whatever else they say is about this rank.
+_LOST_PEER = re.compile(
+    r"connection (was likely )?(closed|reset|refused)|closed by (remote )?peer|reset by peer"
+    r"|broken pipe|got 0 bytes|remote process exited|time(d |-)?out",
+    re.IGNORECASE,
 )
+# What CUDA says of a GPU that is broken, lost, or held by somebody else. A GPU that has fallen off
+# the bus (Xid 79 in the node's log) is an "unknown error" or an "unspecified launch failure".
+_BROKEN_GPU = re.compile(
+    r"ECC error|NVLink error|hardware (stack )?error|fallen off the bus|GPU is lost"
+    r"|busy or unavailable|CUDA error: unknown error|unspecified launch failure",
+    re.IGNORECASE,
+)
+_MAX_ERROR_CHARS = 500
 
 # What a network disk answers that is away for a while; of an image it is said in train/sources.py.
 _DISK_AWAY = (errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
+
+
+OpenRecord = Callable[[], Recorder | None]
 
 
 class Diverged(CommandError):
@@ -53,23 +69,38 @@ def explain(error: BaseException) -> tuple[str, int]:
         return "interrupted; run the same command again", INTERRUPTED
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out of GPU memory; lower --microbatch, the global batch stays", USER_MISTAKE
+    if isinstance(error, RuntimeError) and _BROKEN_GPU.search(str(error)):
+        host = os.uname().nodename
+        message = f"the GPU of this rank on {host} failed: {shorten(error)}"
+        return f"{message}; run the same command again, on another node if it repeats", TRY_AGAIN
+    if isinstance(error, RuntimeError) and "NCCL" in str(error):
+        code = USER_MISTAKE if "invalid usage" in str(error) else TRY_AGAIN
+        said = last_error()
+        detail = f" ({said})" if said and said not in str(error) else ""
+        return f"NCCL failed: {shorten(error)}{detail}; NCCL_DEBUG=INFO shows more", code
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         reason = str(error).splitlines()[0]
         return f"a loader worker died: {reason} Out of memory? Lower -j/--workers", TRY_AGAIN
     return f"{type(error).__name__}: {error}", CRASH
 
 
-def end_all_ranks(error: BaseException, comm: Comm, recorder: Recorder | None) -> int:
+def shorten(error: BaseException) -> str:
+    """An error of torch on one line, without the C++ stack that some have."""
+    text = str(error).partition("Exception raised from")[0].partition("\nSearch for `cuda")[0]
+    return " ".join(text.split())[:_MAX_ERROR_CHARS].rstrip(" .;")
+
+
+def end_all_ranks(error: BaseException, comm: Comm, open_record: OpenRecord) -> int:
     """The exit code of a failed run; one of several ranks ends here, waiting for none."""
     message, code = explain(error)
     if comm.world_size > 1 and _is_about_others(error):
         message, code = comm.first_failure() or (message, code)
-        print(f"rank {comm.rank} ends: {message}", file=sys.stderr, flush=True)
+        print(f"rank {comm.rank} ends: {message} ({shorten(error)})", file=sys.stderr, flush=True)
     elif comm.claim_failure():
         if code == CRASH:
             traceback.print_exception(error)
         print(f"error: {message}", file=sys.stderr, flush=True)
-    record_failure(recorder, message, code)
+    record_failure(open_record, message, code)
     comm.announce_failure(message, code)
     if comm.world_size > 1:
         sys.stdout.flush()
@@ -77,19 +108,20 @@ def end_all_ranks(error: BaseException, comm: Comm, recorder: Recorder | None) -
     return code
 
 
-def record_failure(recorder: Recorder | None, message: str, code: int) -> None:
-    """Closes the record; a full disk must not hide the first error."""
-    if recorder is None:
-        return
+def record_failure(open_record: OpenRecord, message: str, code: int) -> None:
+    """Closes the record; a full disk or a damaged record must not hide the first error."""
     try:
+        recorder = open_record()
+        if recorder is None:
+            return
         if code == CHECKPOINTED:  # another rank saved, see train/stranded.py
             recorder.finish("checkpointed", code, message)
         else:
             recorder.finish("failed", code, f"error: {message}")
-    except OSError as error:
+    except (OSError, CommandError) as error:
         print(f"run.json could not be written: {error}", file=sys.stderr, flush=True)
 
 
 def _is_about_others(error: BaseException) -> bool:
     """Whether a collective failed because another rank is gone, and the fault is not here."""
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_PEER)
+    return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None

@@ -151,6 +151,20 @@ class Recorder:
             self._epochs.pop(0)
 
 
+def record_start(folder: Path, launch: Launch, started_s: float) -> Recorder | None:
+    """The record of an attempt that ends before a run is prepared; None: it must stay as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock_folder(folder)
+    except UserError:  # another run writes it
+        return None
+    if is_recorded_as_done(folder):
+        return None
+    recorder = Recorder(folder, launch)
+    recorder.begin(started_s, None, {})
+    return recorder
+
+
 def is_recorded_as_done(folder: Path) -> bool:
     """Whether the run of a folder has come to its end and said so."""
     return (folder / RUN_FILE).exists() and read_run(folder).get("status") == "done"

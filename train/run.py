@@ -17,7 +17,7 @@ from train.comm import Comm
 from train.config import TrainConfig, parse_config
 from train.ctrl_c import CtrlC
 from train.data import Batch
-from train.device import choose_device, name_device
+from train.device import choose_device, identify_gpu, name_device
 from train.epoch import EpochMeter, check_finite, check_skipped, describe_epoch
 from train.evaluate import Accuracy
 from train.failure import end_all_ranks, record_failure
@@ -26,12 +26,20 @@ from train.interrupt import CANCELLED, Cast, Interrupt, Vote
 from train.keeper import Keeper
 from train.launch import Launch, detect_launch
 from train.model import save_state_dict
+from train.nccl import call_before_abort
+from train.output import default_output
 from train.patience import Stranded
 from train.prepare import make_trainer, prepare, recipe_of
 from train.profile import measure_stage
 from train.progress import EpochSums, Progress
 from train.recipe import describe
-from train.recorder import PhaseClock, Recorder, is_recorded_as_done, process_start_s
+from train.recorder import (
+    PhaseClock,
+    Recorder,
+    is_recorded_as_done,
+    process_start_s,
+    record_start,
+)
 from train.scheduler import exits_for_checkpoints, find_deadline, requeue
 from train.stranded import stop_for_all
 from train.validation import evaluate_only, validate
@@ -55,15 +63,15 @@ def main(argv: list[str] | None = None) -> int:
 def run(cfg: TrainConfig, launch: Launch, started_s: float, ctrl_c: CtrlC) -> int:
     """The whole run on this rank; whatever goes wrong brings all ranks down at once."""
     device = choose_device(cfg.device, launch, os.environ)
-    comm = Comm(launch, "nccl" if device.type == "cuda" else "gloo", cfg.timeout_minutes * 60)
-    run = Run(cfg, launch, comm, PhaseClock(started_s), ctrl_c)
-    comm.watch(run.end_because_of_another)
+    comm = Comm(launch)
+    run = Run(cfg, launch, comm, PhaseClock(started_s), device, ctrl_c)
     try:
-        code = run.go(device)
+        run.join_others()
+        code = run.go()
         comm.close()
         return code
     except BaseException as error:
-        return end_all_ranks(error, comm, run.recorder)
+        return end_all_ranks(error, comm, run.open_record)
     finally:
         run.interrupt.uninstall()
 
@@ -72,17 +80,34 @@ class Run:
     """One attempt at a run on one rank."""
 
     def __init__(
-        self, cfg: TrainConfig, launch: Launch, comm: Comm, clock: PhaseClock, ctrl_c: CtrlC
+        self,
+        cfg: TrainConfig,
+        launch: Launch,
+        comm: Comm,
+        clock: PhaseClock,
+        device: torch.device,
+        ctrl_c: CtrlC,
     ) -> None:
         self.ctrl_c = ctrl_c
         self.cfg, self.launch, self.comm, self.clock = cfg, launch, comm, clock
-        deadline = find_deadline(os.environ, launch) if launch.is_main else None
-        self.interrupt = Interrupt(comm, cfg.deadline or comm.from_main(deadline))
+        self.device = device
+        self.interrupt = Interrupt(comm, cfg.deadline)
+        self.has_joined = False
         self.keeper: Keeper | None = None  # rank 0's, once the folder is known
 
-    def go(self, device: torch.device) -> int:
+    def join_others(self) -> None:
+        """Meets the other ranks, and agrees with them on the time limit."""
+        timeout_s, gpu = self.cfg.timeout_minutes * 60, identify_gpu(self.device)
+        self.comm.join(self.device, timeout_s, gpu, self.end_because_of_another)
+        call_before_abort(self.device, self.end_because_of_nccl)
+        deadline = find_deadline(os.environ, self.launch) if self.launch.is_main else None
+        deadline = self.cfg.deadline or self.comm.from_main(deadline)
+        self.interrupt = Interrupt(self.comm, deadline)
+        self.has_joined = True
+
+    def go(self) -> int:
         """Prepare, then train to the end or to a stop."""
-        self.setup, state = prepare(self.cfg, self.launch, self.comm, device)
+        self.setup, state = prepare(self.cfg, self.launch, self.comm, self.device)
         self.plan, self.output = self.setup.plan, self.setup.output
         self.trainer = make_trainer(self.setup, self.comm, state)
         if self.cfg.evaluate:
@@ -111,7 +136,7 @@ class Run:
             vote = stranded.vote
             if self.comm.world_size > 1:
                 reason, estimate = self.interrupt.reason, lambda: self.state(self.meter.estimate())
-                stop_for_all(stranded, reason, self.setup, self.comm, self.recorder, estimate)
+                stop_for_all(stranded, reason, self.setup, self.comm, self.open_record(), estimate)
         return self.stop(vote) if vote.stops else self.finish()
 
     def is_done(self) -> bool:
@@ -122,9 +147,18 @@ class Run:
         is_whole &= not self.cfg.save_model or self.model_path.exists()
         return bool(self.comm.from_main(is_whole))
 
-    @property
-    def recorder(self) -> Recorder | None:
-        return self.keeper.recorder if self.keeper else None
+    def open_record(self) -> Recorder | None:
+        """Where rank 0 writes how this attempt ended; one that did not meet the others has it too.
+
+        What fails between the two is said on the terminal alone: it need not have an output folder.
+        """
+        if self.keeper:
+            return self.keeper.recorder
+        has_no_folder = self.cfg.evaluate or self.cfg.resumes_last
+        if self.has_joined or has_no_folder or not self.launch.is_main:
+            return None
+        output = self.cfg.output or default_output(self.device, self.launch)
+        return record_start(output, self.launch, self.clock.started_s)
 
     @property
     def model_path(self) -> Path:
@@ -319,10 +353,14 @@ class Run:
         log.info("done: %d images in %.0f s -> %s", images, seconds, self.output)
         return DONE
 
+    def end_because_of_nccl(self, error: RuntimeError) -> None:
+        """Called by NCCL's watching thread, which would abort this process."""
+        end_all_ranks(error, self.comm, self.open_record)
+
     def end_because_of_another(self, message: str, code: int) -> None:
         """Called by the watching thread: this rank may hang in a collective with the failed one."""
         print(f"rank {self.launch.rank} ends because of {message}", file=sys.stderr, flush=True)
-        record_failure(self.recorder, message, code)
+        record_failure(self.open_record, message, code)
         os._exit(code)
 
 

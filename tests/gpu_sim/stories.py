@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from tests.train.hooks import own_rank
 
 ECC_ERROR = 214  # cudaErrorECCUncorrectable
 LAUNCH_FAILURE = 719  # cudaErrorLaunchFailure
 NCCL_SYSTEM_ERROR, NCCL_REMOTE_ERROR = 2, 6
+
+
+def at_step(rank: int, step: int, action: Callable[[], None]) -> None:
+    """Does something in one rank when a global step begins."""
+    from train.step import Trainer
+
+    plain = Trainer.run_step
+
+    def run_step(trainer: Trainer, *args: Any) -> Any:
+        if trainer.step == step and own_rank() == rank:
+            action()
+        return plain(trainer, *args)
+
+    Trainer.run_step = run_step  # type: ignore[method-assign]
 
 
 def break_gpu(error: int = ECC_ERROR) -> None:

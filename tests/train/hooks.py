@@ -15,7 +15,7 @@ from typing import Any
 Action = Callable[[], None]
 
 
-def _rank() -> int:
+def own_rank() -> int:
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
@@ -25,7 +25,7 @@ def trace_samples(path: Path) -> None:
     from train.sampler import Int64s
 
     plain = Images.indices
-    rank = _rank()
+    rank = own_rank()
 
     def traced(images: Images, item: Item) -> Int64s:
         ids = plain(images, item)
@@ -44,7 +44,7 @@ def at_step(rank: int, step: int, action: Action) -> None:
     from train.data import Images, Item
     from train.sampler import Int64s
 
-    if _rank() != rank:
+    if own_rank() != rank:
         return
     plain = Images.indices
 
@@ -69,7 +69,7 @@ def kill_myself() -> None:
 
 def skew_clock(rank: int, seconds: float) -> None:
     """The wall clock of one rank is wrong, as on a node without NTP."""
-    if _rank() == rank:
+    if own_rank() == rank:
         true_time = time.time
         time.time = lambda: true_time() + seconds
 
@@ -84,7 +84,7 @@ def at_validation(rank: int, part: int, action: Action) -> None:
     from train.data import Images, Item
     from train.sampler import Int64s
 
-    if _rank() != rank:
+    if own_rank() != rank:
         return
     plain = Images.indices
     left = [action]
@@ -126,7 +126,7 @@ def signal_myself(number: signal.Signals) -> None:
 
 def note_pid(folder: Path) -> None:
     """Lets the other ranks know who this one is."""
-    (folder / f"pid-{_rank()}").write_text(str(os.getpid()))
+    (folder / f"pid-{own_rank()}").write_text(str(os.getpid()))
 
 
 def signal_rank(folder: Path, rank: int, number: signal.Signals) -> None:

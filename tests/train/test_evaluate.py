@@ -26,7 +26,7 @@ from train.sampler import BatchPlan, ValidationShare, share_validation
 from train.step import MEAN, STD, Placement
 
 NUM_VAL, NUM_CLASSES = 35, 7
-ALONE = Comm(Launch("single", "a test"), "gloo", 60)
+ALONE = Comm(Launch("single", "a test"))
 CPU = Placement(torch.device("cpu"), "fp32")
 
 

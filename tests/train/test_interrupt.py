@@ -49,7 +49,7 @@ def alone() -> Iterator[Interrupt]:
 
 
 def watch(deadline: float | None) -> Interrupt:
-    return Interrupt(Comm(Launch("single", "a test"), "gloo", 60), deadline)
+    return Interrupt(Comm(Launch("single", "a test")), deadline)
 
 
 def send(*signals: signal.Signals) -> None:

@@ -91,7 +91,8 @@ def by_hand() -> dict[str, torch.Tensor]:
 
 def save_steps(folder: Path) -> None:
     launch = detect_launch(os.environ)
-    comm = Comm(launch, "gloo", 60)
+    comm = Comm(launch)
+    comm.join(torch.device("cpu"), 60)
     torch.save(run_steps(launch.rank, launch.world_size), folder / f"{launch.rank}.pt")
     if launch.world_size == NUM_PARTS:
         vote_in_steps(launch.rank, launch.world_size)

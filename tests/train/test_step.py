@@ -23,7 +23,7 @@ from train.sampler import BatchPlan
 from train.step import Placement, Trainer
 
 NUM_CLASSES, BATCH, MICROBATCH = 5, 8, 4
-ALONE = Comm(Launch("single", "a test"), "gloo", 60)
+ALONE = Comm(Launch("single", "a test"))
 CPU = Placement(torch.device("cpu"), "fp32")
 
 
