@@ -70,7 +70,11 @@ def check_disk(env: Mapping[str, str]) -> None:
 
 def check_gpu(env: Mapping[str, str]) -> str:
     """'cuda' or, where the user allows it, 'cpu'."""
-    given = env.get("CUDA_VISIBLE_DEVICES", "")
+    from dataset.errors import CommandError  # these travel with the job
+    from train.gpus import explain_no_gpu, given_gpus, require_kernels
+
+    # Other variables are those of the pilot's own job.
+    given = given_gpus({"CUDA_VISIBLE_DEVICES": env.get("CUDA_VISIBLE_DEVICES", "")})
     allowed = env.get("ALLOW_CPU") == "1"
     if not given and not allowed:
         raise SlotError("this slot has no GPU (was request_gpus removed?); ALLOW_CPU=1 goes on", 2)
@@ -78,14 +82,16 @@ def check_gpu(env: Mapping[str, str]) -> str:
         return "cpu"
     import torch
 
-    if torch.cuda.is_available():
-        return "cuda"
+    try:
+        if torch.cuda.is_available():
+            require_kernels(torch, 0)
+            return "cuda"
+        reason = f"torch can use no GPU here: {explain_no_gpu(torch)}"
+    except CommandError as error:
+        reason = str(error)
     if allowed:
         return "cpu"
-    raise SlotError(
-        f"CUDA_VISIBLE_DEVICES={given} but torch {torch.__version__} can use no GPU here; tried "
-        "again elsewhere (ALLOW_CPU=1 goes on without)"
-    )
+    raise SlotError(f"{given[0]} but {reason}; tried again elsewhere (ALLOW_CPU=1 goes on without)")
 
 
 def name_decoder() -> str:

@@ -12,10 +12,10 @@ import torch
 
 from dataset.errors import UserError
 from train.cpus import cpus_of_rank
+from train.gpus import explain_no_gpu, given_gpus, require_kernels
 from train.launch import Launch
 
-# Set by SLURM and HTCondor when the job was given GPUs.
-GPU_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
+TENSOR_CORES = 7  # the capability from which 16-bit formats and channels_last are fast
 MIN_CHANNELS_LAST_SIZE = 128  # pixels, on a CPU: faster at 224, no clear gain at 64
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
@@ -27,14 +27,12 @@ def choose_device(wanted: str, launch: Launch, env: Mapping[str, str]) -> torch.
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        given = [
-            f"{name}={env[name]}" for name in GPU_VARIABLES if env.get(name, "") not in ("", "-1")
-        ]
+        given = given_gpus(env)
         if wanted == "cuda" or given:
             seen = f" ({given[0]})" if given else ""
             raise UserError(
-                f"no usable CUDA device{seen}; check the driver with scripts/doctor.py, or say "
-                "--device cpu to train on the CPU"
+                f"no usable CUDA device{seen}: {explain_no_gpu(torch)}, or train on the CPU "
+                "(--device cpu)"
             )
         return torch.device("cpu")
     # With one GPU bound to each task every rank sees its own as number 0.
@@ -45,6 +43,7 @@ def choose_device(wanted: str, launch: Launch, env: Mapping[str, str]) -> torch.
             "rank a GPU"
         )
     torch.cuda.set_device(index)
+    require_kernels(torch, index)
     return torch.device("cuda", index)
 
 
@@ -57,6 +56,8 @@ def choose_precision(wanted: str, device: torch.device) -> str:
     if device.type == "cpu":
         return "fp32"  # bf16 was measured 15x slower on CPUs without AMX
     major, _ = torch.cuda.get_device_capability(device)
+    if major < TENSOR_CORES:
+        return "fp32"  # Pascal computes fp16 at 1/64 of the speed (P100: no faster in training)
     return "bf16" if major >= 8 else "fp16"
 
 
@@ -72,7 +73,7 @@ def set_up_math(precision: str, device: torch.device) -> None:
 def prefers_channels_last(device: torch.device, precision: str, image_size: int) -> bool:
     """Whether the model is faster with the channels innermost, as benchmarks/step.py measured."""
     if device.type == "cuda":
-        return True
+        return torch.cuda.get_device_capability(device)[0] >= TENSOR_CORES
     return precision != "fp64" and image_size >= MIN_CHANNELS_LAST_SIZE
 
 

@@ -40,6 +40,7 @@ _BROKEN_GPU = re.compile(
     r"|busy or unavailable|CUDA error: unknown error|unspecified launch failure",
     re.IGNORECASE,
 )
+_TRAILER = re.compile(r"Exception raised from|\nSearch for `cuda|This may indicate")
 _MAX_ERROR_CHARS = 500
 
 # What a network disk answers that is away for a while; of an image it is said in train/sources.py.
@@ -85,8 +86,8 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def shorten(error: BaseException) -> str:
-    """An error of torch on one line, without the C++ stack that some have."""
-    text = str(error).partition("Exception raised from")[0].partition("\nSearch for `cuda")[0]
+    """An error of torch on one line, without its advice and the C++ stack that some have."""
+    text = _TRAILER.split(str(error), maxsplit=1)[0]
     return " ".join(text.split())[:_MAX_ERROR_CHARS].rstrip(" .;")
 
 
@@ -94,8 +95,9 @@ def end_all_ranks(error: BaseException, comm: Comm, open_record: OpenRecord) -> 
     """The exit code of a failed run; one of several ranks ends here, waiting for none."""
     message, code = explain(error)
     if comm.world_size > 1 and _is_about_others(error):
+        print(f"rank {comm.rank}: {shorten(error)}", file=sys.stderr, flush=True)
         message, code = comm.first_failure() or (message, code)
-        print(f"rank {comm.rank} ends: {message} ({shorten(error)})", file=sys.stderr, flush=True)
+        print(f"rank {comm.rank} ends: {message}", file=sys.stderr, flush=True)
     elif comm.claim_failure():
         if code == CRASH:
             traceback.print_exception(error)

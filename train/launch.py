@@ -19,6 +19,9 @@ MPI_NAMES = tuple(
     f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 )
 SUBMITIT_NAMES = tuple(f"SUBMITIT_LOCAL_{name}" for name in ("GLOBALID", "NTASKS", "LOCALID"))
+# The number of processes, of launchers that we do not read: MPICH and Intel MPI (and what is like
+# them), MVAPICH, IBM's jsrun, Flux.
+FOREIGN_SIZES = ("PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -271,6 +274,13 @@ def _alone(env: Mapping[str, str]) -> Launch:
         raise UserError(
             f"WORLD_SIZE={world_size} is set but RANK is not, and no launcher was found; start "
             "the ranks with torchrun or srun, or unset WORLD_SIZE to run one process"
+        )
+    foreign = [name for name in FOREIGN_SIZES if read_whole(env, name, 1) > 1]
+    if foreign:
+        raise UserError(
+            f"{foreign[0]}={env[foreign[0]]}: this launcher (MPICH's or Intel's mpiexec?) is not "
+            "one that we know, and each process would train alone; start the ranks with srun, "
+            "torchrun or Open MPI's mpirun"
         )
     why = "no launcher's variables are set" + (" in this SLURM job" if job.id else "")
     return Launch(launcher="single", why=why, token=_job_token(env), job=job)

@@ -206,7 +206,14 @@ def _open_gpus() -> list[tuple[Any, Any]]:
 
 
 def _gpu_handle(nvml: Any, name: str) -> Any:
-    """A device by its index, or by its UUID as HTCondor writes it (GPU-a0223334…)."""
+    """A device by its index, or by the start of its UUID, as HTCondor writes it (GPU-a0223334).
+
+    NVML itself takes a whole UUID only.
+    """
     if name.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name)
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        if str(nvml.nvmlDeviceGetUUID(handle)).startswith(name):
+            return handle
+    return nvml.nvmlDeviceGetHandleByUUID(name)  # a slice of one (MIG-…)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from dataset.errors import UserError
+from dataset.errors import CommandError, UserError
 from train.cpus import allowed_cpus, cgroup_cpus, slot_cpus
+from train.gpus import explain_no_gpu, given_gpus, require_kernels
 from train.launch import Launch
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
@@ -21,7 +22,6 @@ FEW_CPUS = 4
 MIN_SHM_BYTES = 1 << 30  # the workers of a loader hand their batches over in shared memory
 OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 1)
 INSTALL = "pip install -r requirements.txt"
-GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
 
 @dataclass(frozen=True)
@@ -146,25 +146,31 @@ def look_at_packages() -> tuple[list[Finding], ModuleType | None]:
 
 def look_at_gpus(env: Mapping[str, str], torch: ModuleType | None, local_rank: int) -> Finding:
     """The GPUs that were given to this process and those that it can use."""
-    given = [
-        f"{name}={env[name]}" for name in GPU_VARIABLES if env.get(name, "-1") not in ("", "-1")
-    ]
+    given = given_gpus(env)
     text = f"given: {', '.join(given) or 'none'}"
     if torch is None:
         devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
         return Finding("GPUs", f"{text}; {devices} device files; torch is needed to say more")
-    count = torch.cuda.device_count()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = sorted({torch.cuda.get_device_name(i) for i in range(count)})
     text += f"; usable: {count or 'none'} {', '.join(names)}".rstrip()
     problem = ""
     if given and count == 0:
-        problem = (
-            f"{given[0]} but torch can use no GPU: compare the driver (nvidia-smi) with torch's "
-            f"CUDA {torch.version.cuda}, or train with --device cpu"
-        )
+        problem = f"{given[0]} but torch can use no GPU: {explain_no_gpu(torch)}, or train with "
+        problem += "--device cpu"
     elif 1 < count <= local_rank:
         problem = f"local rank {local_rank} has no GPU of its own among {count}; start fewer ranks"
+    elif count:
+        problem = _find_gpu_problem(torch, 0 if count == 1 else local_rank)
     return Finding("GPUs", text, WRONG if problem else OK, problem)
+
+
+def _find_gpu_problem(torch: ModuleType, index: int) -> str:
+    try:
+        require_kernels(torch, index)
+    except CommandError as error:
+        return str(error)
+    return ""
 
 
 def free_bytes(place: Path) -> int:

@@ -51,6 +51,14 @@ def run(argv: list[str], log: Path, num_ranks: int = 1, **options: Any) -> Job:
     return job
 
 
+def call(function: Hook, log: Path, **settings: object) -> Job:
+    """A function that ran in a process with simulated GPUs."""
+    env = {name: str(value) for name, value in settings.items()}
+    job = ranks.call(functools.partial(_simulate, function), log, env=env, simulated=True)
+    job.wait()
+    return job
+
+
 def run_on_gpu(argv: list[str], log: Path, **settings: object) -> Job:
     """The trainer on this machine's GPU, or on a simulated one where there is none."""
     if not HAS_GPU:

@@ -32,6 +32,20 @@ def break_gpu(error: int = ECC_ERROR) -> None:
     ctypes.CDLL("libcudart.so.13").cudasim_break(error)
 
 
+def break_gpu_for_kernels(error: int) -> None:
+    """From the first kernel on every call of CUDA fails: the device is seen, no more."""
+    import torch
+
+    plain = torch.cuda.get_arch_list
+
+    def get_arch_list() -> list[str]:
+        archs = plain()
+        break_gpu(error)
+        return archs
+
+    torch.cuda.get_arch_list = get_arch_list
+
+
 def fail_nccl(result: int, message: str) -> None:
     """From now on NCCL fails on this rank."""
     ctypes.CDLL("libnccl.so.2").ncclsim_fail(result, message.encode())

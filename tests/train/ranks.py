@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
@@ -133,14 +133,21 @@ def run(argv: list[str], log: Path, num_ranks: int = 1, **options: object) -> Jo
     return job
 
 
-def call(function: Hook, log: Path, num_ranks: int = 1) -> Job:
-    """A function under way on so many ranks in place of the trainer."""
+def call(
+    function: Hook,
+    log: Path,
+    num_ranks: int = 1,
+    *,
+    env: Mapping[str, str] | None = None,
+    simulated: bool = False,
+) -> Job:
+    """A function under way on so many ranks in place of the trainer, with more variables."""
     port = find_free_port()
     processes = []
     for rank in range(num_ranks):
-        variables = plain_environment() | rank_variables(rank, num_ranks, port)
+        variables = plain_environment() | rank_variables(rank, num_ranks, port) | dict(env or {})
         processes.append(_CONTEXT.Process(target=_be_called, args=(variables, log, function)))
-    return _start_all(processes, log, simulated=False)
+    return _start_all(processes, log, simulated)
 
 
 def end_leftovers() -> None:

@@ -48,6 +48,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count[0] > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count[0])
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr("train.device.require_kernels", lambda *_: None)  # test_gpu_kinds.py
     return count
 
 
@@ -88,7 +89,8 @@ def test_more_ranks_than_gpus_are_refused(gpus: list[int], seen: int, local_rank
 def test_without_a_gpu_a_laptop_computes_and_an_allocation_does_not(gpus: list[int]) -> None:
     assert choose_device("auto", launch_of(), {}) == CPU
     assert choose_device("auto", launch_of(), {"CUDA_VISIBLE_DEVICES": ""}) == CPU
-    assert choose_device("auto", launch_of(), {"CUDA_VISIBLE_DEVICES": "-1"}) == CPU
+    for none in ("-1", "NoDevFiles", "10000"):  # CUDA's, SLURM's and PBS's, HTCondor's
+        assert choose_device("auto", launch_of(), {"CUDA_VISIBLE_DEVICES": none}) == CPU
     for env in (ALL_FOUR, BOUND, {"SLURM_JOB_GPUS": "0"}):
         with pytest.raises(UserError, match="no usable CUDA device"):
             choose_device("auto", launch_of(), env)
@@ -99,7 +101,7 @@ def test_without_a_gpu_a_laptop_computes_and_an_allocation_does_not(gpus: list[i
 
 def test_precision_is_what_the_device_is_fast_at(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
-    for major, precision in ((7, "fp16"), (8, "bf16"), (9, "bf16")):
+    for major, precision in ((6, "fp32"), (7, "fp16"), (8, "bf16"), (9, "bf16")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, m=major: (m, 0))
         assert choose_precision("auto", cuda) == precision
     assert choose_precision("auto", CPU) == "fp32"
@@ -314,9 +316,12 @@ def test_a_slot_is_described_from_its_ads(tmp_path: Path) -> None:
     assert not exits_for_checkpoints({"_CONDOR_JOB_AD": str(tmp_path / "gone")})
 
 
-def test_the_memory_layout_follows_what_was_measured() -> None:
-    """Channels innermost on every GPU, and on a CPU for large images in a format that gains."""
-    assert all(prefers_channels_last(torch.device("cuda", 0), "bf16", size) for size in (32, 224))
+def test_the_memory_layout_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels innermost on tensor cores, and on a CPU for large images in formats that gain."""
+    cuda = torch.device("cuda", 0)
+    for major in (6, 7, 8):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, m=major: (m, 0))
+        assert prefers_channels_last(cuda, "fp16", 224) == (major >= 7)
     assert prefers_channels_last(CPU, "fp32", 224)
     assert not prefers_channels_last(CPU, "fp32", 64)
     assert not prefers_channels_last(CPU, "fp64", 224)  # torch computes float64 without oneDNN

@@ -251,6 +251,15 @@ def test_bare_python_in_a_batch_job_of_several_tasks_is_sent_to_srun() -> None:
         detect(BATCH | {"SLURM_NTASKS": "4"})
 
 
+@pytest.mark.parametrize("name", ["PMI_SIZE", "MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE"])
+def test_ranks_of_a_launcher_that_we_do_not_read_do_not_train_one_by_one(name: str) -> None:
+    """mpiexec of MPICH and Intel MPI: each of its processes would take cuda:0."""
+    with pytest.raises(UserError, match=rf"{name}=4.* srun, torchrun or Open MPI's mpirun"):
+        detect({"PMI_RANK": "2", name: "4"})
+    assert detect({name: "1"}).launcher == "single"
+    assert detect(STEP | {"PMI_RANK": "1", name: "4"}).launcher == "srun"  # srun --mpi=pmi2
+
+
 def test_the_interactive_step_of_salloc_is_a_shell_and_not_a_launch() -> None:
     shell = STEP | {"SLURM_STEP_ID": SLURM_INTERACTIVE_STEP, "SLURM_STEP_NUM_TASKS": "1"}
     with pytest.raises(UserError, match="srun"):

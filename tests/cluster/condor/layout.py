@@ -55,7 +55,7 @@ SLOT_TYPE_2_GLIDEIN_ResourceName = "{SMALL}"
 STARTD_ATTRS = $(STARTD_ATTRS) GLIDEIN_ResourceName
 NEGOTIATOR_PRE_JOB_RANK = MY.GLIDEIN_ResourceName == "{BIG}"
 use feature:gpus
-GPU_DISCOVERY_EXTRA = -simulate:2,2
+MACHINE_RESOURCE_INVENTORY_GPUS = /etc/condor/find_gpus
 
 # A pool of hours in the time of a test.
 NEGOTIATOR_INTERVAL = 2
@@ -70,6 +70,11 @@ DAGMAN_USER_LOG_SCAN_INTERVAL = 1
 # A job starts here within the second in which its shadow does, and HTCondor 23.9 then ignores its
 # allowed_execute_duration. A job with +HookKeyword = "SLOWSTART" starts in the next second.
 SLOWSTART_HOOK_PREPARE_JOB = /etc/condor/slow_start
+"""
+# Two simulated A100; a simulated GPU says nothing of its driver, so this does.
+FIND_GPUS = r"""#!/bin/sh
+/usr/libexec/condor/condor_gpu_discovery -properties -simulate:4,2 |
+    sed 's/^Common=\[/& MaxSupportedVersion=13020;/'
 """
 SLOW_START = "#!/bin/sh\nexec sleep 1.1\n"
 

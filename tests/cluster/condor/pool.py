@@ -14,6 +14,7 @@ from tests.cluster import lifetime, ports
 from tests.cluster.condor import inside
 from tests.cluster.condor.layout import (
     CONFIG,
+    FIND_GPUS,
     HOME,
     PORT,
     PROJECT,
@@ -64,8 +65,9 @@ def _lay_out(cached: Path) -> None:
     (ROOT / "etc/hosts").write_text("127.0.0.1 pool localhost\n")
     (ROOT / "etc/hostname").write_text("pool\n")
     (ROOT / "etc/condor/config.d/99-trainyard.conf").write_text(CONFIG)
-    (ROOT / "etc/condor/slow_start").write_text(SLOW_START)
-    (ROOT / "etc/condor/slow_start").chmod(0o755)
+    for name, script in {"slow_start": SLOW_START, "find_gpus": FIND_GPUS}.items():
+        (ROOT / "etc/condor" / name).write_text(script)
+        (ROOT / "etc/condor" / name).chmod(0o755)
     owner = (ROOT / "var/log/condor").stat().st_uid
     for name in ("run/condor", "run/lock/condor", "var/spool/condor", "var/lib/condor/execute"):
         (ROOT / name).mkdir(parents=True, exist_ok=True)

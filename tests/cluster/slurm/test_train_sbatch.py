@@ -80,10 +80,11 @@ def test_one_task_is_one_gpu(slurm: ModuleType, project: Path, submit_folder: Pa
     assert (rank["CUDA_VISIBLE_DEVICES"], rank["SLURM_STEP_NUM_TASKS"]) == ("0", "1")
 
 
+@pytest.mark.parametrize("bind", [[], ["--gpu-bind=single:1"]], ids=["plain", "bound"])
 def test_a_whole_node_may_be_asked_for_with_gres(
-    slurm: ModuleType, project: Path, submit_folder: Path
+    slurm: ModuleType, project: Path, submit_folder: Path, bind: list[str]
 ) -> None:
-    scale = ["--gres=gpu:4", "--ntasks-per-node=4"]
+    scale = ["--gres=gpu:4", "--ntasks-per-node=4", *bind]
     job = slurm.sbatch(*scale, project / "slurm/train.sbatch", "/data", cwd=submit_folder)
     assert job.wait(60)["JobState"] == "COMPLETED", job.output()
     ranks = read_ranks(submit_folder)

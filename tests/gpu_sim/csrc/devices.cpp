@@ -66,8 +66,13 @@ int physical_number(int device) { return device < count_devices() ? seen()[devic
 size_t device_bytes() { return (size_t)read_number("CUDASIM_MEMORY_MB", 81920) << 20; }
 static int capability() { return (int)read_number("CUDASIM_CAPABILITY", 80); }
 
+static const int RUNTIME_VERSION = 13020;
+static int driver_version() { return (int)read_number("CUDASIM_DRIVER", RUNTIME_VERSION); }
+
 API cudaError_t cudaGetDeviceCount(int* count) {
   RETURN_IF_BROKEN;
+  *count = 0;
+  if (driver_version() / 1000 < RUNTIME_VERSION / 1000) return fail(cudaErrorInsufficientDriver);
   *count = count_devices();
   return *count ? cudaSuccess : fail(cudaErrorNoDevice);
 }
@@ -77,8 +82,8 @@ API cudaError_t cudaSetDevice(int device) {
   current_device = device;
   return cudaSuccess;
 }
-API cudaError_t cudaDriverGetVersion(int* version) { *version = (int)read_number("CUDASIM_DRIVER", 13020); return cudaSuccess; }
-API cudaError_t cudaRuntimeGetVersion(int* version) { *version = 13020; return cudaSuccess; }
+API cudaError_t cudaDriverGetVersion(int* version) { *version = driver_version(); return cudaSuccess; }
+API cudaError_t cudaRuntimeGetVersion(int* version) { *version = RUNTIME_VERSION; return cudaSuccess; }
 
 API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
   if (device < 0 || device >= count_devices()) return fail(cudaErrorInvalidDevice);
@@ -146,6 +151,7 @@ API const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
     case cudaSuccess: return "no error";
     case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorNotReady: return "device not ready";

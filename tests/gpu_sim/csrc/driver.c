@@ -1,4 +1,11 @@
 // libcuda.so.1: the few calls of the driver that torch makes; the rest answers "not supported".
+#include <stdlib.h>
+
+int cuDriverGetVersion(int* version) {
+  const char* value = getenv("CUDASIM_DRIVER");
+  *version = value ? atoi(value) : 13020;
+  return 0;
+}
 int cuInit(unsigned flags) { return 0; }
 int cuCtxGetCurrent(void** context) { *context = (void*)8; return 0; }
 int cuCtxSetCurrent(void* context) { return 0; }
@@ -9,7 +16,6 @@ int cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void*)8; 
 int cuGetErrorString(int error, const char** text) { *text = "simulated driver error"; return 0; }
 
 #define NOT_SUPPORTED(name) int name() { return 801; }
-NOT_SUPPORTED(cuDriverGetVersion)
 NOT_SUPPORTED(cuFuncGetAttribute)
 NOT_SUPPORTED(cuFuncSetAttribute)
 NOT_SUPPORTED(cuFuncSetCacheConfig)
