@@ -143,7 +143,7 @@ def verify(code: int) -> int:
         print(f"error: {problem}", file=sys.stderr)
         code = 3 if code == 0 else 75
     if code != 0:
-        for model in OUT.glob("imagenet_*.pt"):
+        for model in OUT.glob("*.pt"):
             model.unlink()
     elif os.environ.get("KEEP_CHECKPOINTS") != "1":
         shutil.rmtree(OUT / "ckpt", ignore_errors=True)
@@ -171,7 +171,7 @@ def find_problem(run: Mapping[str, Any]) -> str:
         return f"run.json says {run.get('status')}, exit {run.get('exit_code')}; no model goes home"
     if not run.get("images_trained"):
         return "run.json says that nothing was trained; no model goes home"
-    models = list(OUT.glob("imagenet_*.pt"))
+    models = list(OUT.glob("*.pt"))
     if len(models) != 1 or models[0].stat().st_size == 0:
         return f"{len(models)} models in out/"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Sequence
@@ -172,6 +173,12 @@ def builtin_labels() -> dict[bytes, bytes]:
     """The labels of the real ILSVRC2012 validation set, from the packed table."""
     wnids, ids = _unpack(_TABLE.read_bytes())
     return {_NAME.format(i + 1).encode(): wnids[k] for i, k in enumerate(ids)}
+
+
+@functools.cache
+def ilsvrc_classes() -> list[str]:
+    """The 1,000 classes of ILSVRC2012, in bytewise order."""
+    return [wnid.decode() for wnid in _unpack(_TABLE.read_bytes())[0]]
 
 
 def pack_labels(labels: Sequence[bytes]) -> bytes:

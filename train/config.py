@@ -71,7 +71,7 @@ class TrainConfig:
     evaluate: bool = _flag(False, "only evaluate --weights, --resume or latest", "-e", "--evaluate")
     pretrained: bool = _flag(False, "start from torchvision's weights (needs a network)")
     weights: Path | None = _flag(None, "start from this state dict or checkpoint")
-    save_model: bool = _flag(False, "write imagenet_ARCH.pt, a plain state dict, at the end")
+    save_model: bool = _flag(False, "write the model, a plain state dict, at the end")
     output: Path | None = _flag(None, "the run's folder; default run_results/DEVICE/RUN_ID")
     resume: Path | None = _flag(
         None,

@@ -11,6 +11,7 @@ import PIL
 import torch
 import torchvision
 
+from train.classes import CLASSES_FILE
 from train.device import name_device
 from train.last_run import flags_of
 from train.prepare import Setup, recipe_values
@@ -50,6 +51,7 @@ def describe_run(setup: Setup) -> dict[str, Any]:
             "num_train": setup.num_train,
             "num_val": setup.num_val,
             "num_classes": setup.num_classes,
+            "classes": CLASSES_FILE if data else None,  # their names, beside this record
         },
         "communication_method": COMMUNICATION_METHOD,
         "scheduler": describe_slot(os.environ, setup.launch),

@@ -9,6 +9,7 @@ from typing import Any
 
 from dataset.errors import UserError
 from train import checkpoint
+from train.classes import write_classes
 from train.description import describe_run
 from train.failure import ADVICE, Diverged
 from train.prepare import Setup
@@ -33,6 +34,8 @@ class Keeper:
         self.recorder = Recorder(output, setup.launch)
         self._board = EpochBoard(output / "tensorboard") if cfg.tensorboard else None
         queue_s = queue_seconds(os.environ, setup.launch)
+        if setup.classes is not None:
+            write_classes(output, setup.classes)
         self.recorder.begin(clock.started_s, queue_s, describe_run(setup))
 
     def is_due(self) -> bool:

@@ -12,6 +12,7 @@ import torch
 from dataset.errors import UserError
 from dataset.remote import fetch_dataset
 from train import checkpoint
+from train.classes import refuse_other_classes
 from train.comm import Comm
 from train.config import TrainConfig
 from train.cpus import count_sharing, own_binding
@@ -64,6 +65,10 @@ class Setup:
     @property
     def val_share(self) -> ValidationShare:
         return share_validation(self.plan, self.num_val)
+
+    @property
+    def classes(self) -> list[str] | None:
+        return self.dataset.train.classes if self.dataset else None
 
     @property
     def num_classes(self) -> int:
@@ -130,6 +135,8 @@ def prepare(
     setup = Setup(cfg, launch, placement, num_workers, dataset, recipe, output, plan, decoder)
     if state is not None and not cfg.evaluate:
         refuse_changes(state, setup.identity, cfg, output)
+    if cfg.evaluate and setup.classes is not None and (state or cfg.weights):
+        refuse_other_classes(cfg.resume or cfg.weights or output / "ckpt" / "latest", setup.classes)
     return setup, state
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dataset.errors import CHECKPOINTED, DONE
+from train.classes import name_model
 from train.comm import Comm
 from train.config import TrainConfig, parse_config
 from train.ctrl_c import CtrlC
@@ -162,7 +163,7 @@ class Run:
 
     @property
     def model_path(self) -> Path:
-        return self.output / f"imagenet_{self.cfg.arch}.pt"
+        return self.output / name_model(self.cfg.arch, self.setup.classes)
 
     @property
     def main_output(self) -> Path | None:

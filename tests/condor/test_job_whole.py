@@ -56,7 +56,7 @@ def test_fetched_extracted_trained_and_cleaned_up(scratch: Path, tmp_path: Path)
     lines = (scratch / "out/stages.jsonl").read_text().splitlines()
     stages = [json.loads(line)["stage"] for line in lines]
     assert stages[:2] == ["fetch", "extract"]
-    assert (scratch / "out/imagenet_resnet18.pt").exists()
+    assert (scratch / "out/resnet18_2_classes.pt").exists()
     assert not (scratch / "data").exists()
 
 

@@ -157,7 +157,7 @@ def test_named_weights_are_evaluated_and_not_the_checkpoint_of_the_output(
     named = ranks.run(evaluate_argv(images, weights, "--output", str(out)), tmp_path / "log1")
     top1, top5, _ = plain_loop(images / "val", weights)
     assert read_result(named.expect(DONE).log)[:2] == (top1, top5)
-    saved = out / f"imagenet_{ranks.ARCH}.pt"
+    saved = out / f"{ranks.ARCH}_7_classes.pt"
     expected = plain_loop(images / "val", saved)
     for number, given in enumerate(
         (

@@ -414,7 +414,7 @@ def test_the_saved_model_loads_into_torchvision(images: Path, tmp_path: Path) ->
     out = tmp_path / "out"
     argv = [str(images), "--max-steps", "1", "--output", str(out), "--save-model"]
     ranks.run(argv, tmp_path / "log", 2).expect(DONE)
-    state = torch.load(out / f"imagenet_{ranks.ARCH}.pt", weights_only=True)
+    state = torch.load(out / f"{ranks.ARCH}_7_classes.pt", weights_only=True)
     assert not any(name.startswith("module.") for name in state)
     models.get_model(ranks.ARCH, num_classes=7).load_state_dict(state)
     assert not list(out.rglob("*.part"))

@@ -15,7 +15,7 @@ STEPS = ["--precision", "fp64", "--max-steps", "2", "--save-model"]
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    (path,) = out.glob("imagenet_*.pt")
+    (path,) = out.glob("*.pt")
     return torch.load(path, weights_only=True)
 
 

@@ -254,7 +254,7 @@ def test_a_kill_between_the_last_checkpoint_and_the_record_is_made_good(
     assert (run["status"], run["exit_code"]) == ("done", DONE)
     assert [attempt["reason"] for attempt in run["attempts"]] == ["killed", "done"]
     assert run["result"]["final_acc1"] == read_epochs(out)[-1]["val_acc1"]
-    model = torch.load(out / f"imagenet_{ranks.ARCH}.pt", weights_only=True)
+    model = torch.load(out / f"{ranks.ARCH}_7_classes.pt", weights_only=True)
     assert find_differences(model, final_state(out)["model"]) == []
 
 

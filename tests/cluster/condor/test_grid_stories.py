@@ -176,7 +176,8 @@ def test_a_job_fetches_trains_and_comes_back(stories: Stories) -> None:
     assert (scheduler["site"], scheduler["slot"][:5]) == ("Trainyard-Big", "slot1")
     assert scheduler["activation"] is not None
     home = {path.name for path in result_folder(job).iterdir()} - {".lock"}
-    assert home == {"run.json", "epochs.jsonl", "stages.jsonl", "imagenet_resnet18.pt"}
+    records = {"run.json", "epochs.jsonl", "stages.jsonl", "classes.json"}
+    assert home == records | {"resnet18_2_classes.pt"}
     stages = read_lines(result_folder(job) / "stages.jsonl")
     assert [s["status"] for s in stages if s["stage"] == "fetch"] == ["done"]
 
