@@ -59,7 +59,7 @@ def check_disk(env: Mapping[str, str]) -> None:
     needed = copies * float(env.get("DATA_GB") or 0) * GB + EXTRA_BYTES - used
     free = shutil.disk_usage(".").free
     given_kib = read_ad(env.get("_CONDOR_MACHINE_AD")).get("disk", "")
-    if given_kib.isdigit():
+    if given_kib.isdecimal():
         free = min(free, int(given_kib) * 1024 - used)
     if needed > free:
         raise SlotError(
@@ -110,11 +110,11 @@ def find_deadline(env: Mapping[str, str], now: float) -> float | None:
     """The unix time by which to have stopped: the job's own limit, or the end of the pilot."""
     job, machine = read_ad(env.get("_CONDOR_JOB_AD")), read_ad(env.get("_CONDOR_MACHINE_AD"))
     limits = []
-    if job.get("allowedexecuteduration", "").isdigit():  # counted from the start of job.sh
+    if job.get("allowedexecuteduration", "").isdecimal():  # counted from the start of job.sh
         began = float(env.get("BEGAN") or now)
         limits.append(began + int(job["allowedexecuteduration"]))
     pilot_end = machine.get("glidein_todie", "")
-    if pilot_end.isdigit() and int(pilot_end) > now + LAST_MINUTES_S:
+    if pilot_end.isdecimal() and int(pilot_end) > now + LAST_MINUTES_S:
         limits.append(float(pilot_end))
     return min(limits, default=None)
 
@@ -180,7 +180,7 @@ def find_problem(run: Mapping[str, Any]) -> str:
 def _read_run() -> dict[str, Any]:
     try:
         run = json.loads((OUT / "run.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return run if isinstance(run, dict) else {}
 

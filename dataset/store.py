@@ -96,7 +96,9 @@ class ChunkStore:
         """All that an earlier start left was read."""
         self.claimed = ()
         if self._num_lost:
-            self._say(f"{self._num_lost} MiB of an earlier start are damaged; fetched again")
+            self._say(
+                f"damaged on the disk: {self._num_lost} MiB of an earlier start; fetched again"
+            )
 
     def sender(self, chunk: int) -> str:
         """The name of the source that a chunk came from."""
