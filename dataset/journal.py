@@ -32,7 +32,8 @@ class Progress:
     sources: list[str] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
-    # Whether this process has read the chunks and found them right.
+    # Whether this process has read the chunks and found them right: else they are only claimed to
+    # be in the file, and whoever uses them reads them first (ChunkStore.settle_claim).
     were_read: bool = field(default=False, compare=False)
 
 

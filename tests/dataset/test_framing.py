@@ -139,13 +139,14 @@ def test_an_answer_that_contradicts_itself_tells_no_size(name: str, tmp_path: Pa
     assert not (tmp_path / "object.bin").exists()
 
 
-def test_chunks_with_extensions_and_trailers_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", "Content-Length: 5\r\n"], ids=["", "and a length"])
+def test_chunks_with_extensions_and_trailers_are_read(more: str, tmp_path: Path) -> None:
     def misbehave(handler: Handler) -> bool:
         start, end = asked_range(handler)
         data = CONTENT[start:end]
         size = f"{len(data[:1000]):X} ;name=value"
         body = chunk(data[:1000], size) + (chunk(data[1000:]) if data[1000:] else b"")
-        return answer(handler, CHUNKED, body + b"0\r\nX-Trailer: 1\r\n\r\n")
+        return answer(handler, CHUNKED + more, body + b"0\r\nX-Trailer: 1\r\n\r\n")
 
     with serving(CONTENT, misbehave) as (url, _):
         fetch(url, tmp_path)
