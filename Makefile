@@ -14,7 +14,7 @@ GPU := gpu or gpusim
 RERUNS ?= 1
 # Debian packages that tests use beside those that each service installs for itself.
 APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc g++ libc6-dev libjpeg62-turbo-dev iproute2
-.PHONY: help setup system demo test test-unit test-gpu test-cluster lint format bench plugin soak cluster-up cluster-down clean
+.PHONY: help setup system demo test test-unit test-gpu test-cluster test-oldest lint format bench plugin soak cluster-up cluster-down clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,15 @@ test-gpu: setup system ## the part on a GPU, simulated where there is none
 test-cluster: setup system ## the part on real services, which it starts and stops
 	$(PY) -m pytest --reruns $(RERUNS) -m "$(CLUSTER)"
 
+# The floor of README's promise, in an environment of its own (2.5 GB); PYTHON_OLDEST names a Python 3.10.
+PYTHON_OLDEST ?= python3.10
+OLDEST := torch==2.1.2 torchvision==0.16.2 'numpy<2' pillow
+test-oldest: ## fetch and train once on the oldest Python and torch that we promise (not part of make test)
+	@command -v $(PYTHON_OLDEST) >/dev/null || { echo "error: no $(PYTHON_OLDEST) here; name a Python 3.10: make test-oldest PYTHON_OLDEST=..." >&2; exit 2; }
+	@test -e .venv-oldest/.done || { $(PYTHON_OLDEST) -m venv .venv-oldest && \
+	  .venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) && touch .venv-oldest/.done; }
+	tests/oldest.sh .venv-oldest/bin/python
+
 soak: setup system ## the long repetitions: hundreds of kills, 100 bad weeks (an hour or more)
 	$(PY) -m pytest --soak --timeout 3600
 
@@ -77,5 +86,5 @@ cluster-down: setup ## stops them; nothing is left
 	$(PY) -m tests.cluster down
 
 clean: ## removes what make made here, the records of runs excepted
-	rm -rf $(VENV) train/*.so train/libjpeg-*.so* demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest train/*.so train/libjpeg-*.so* demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

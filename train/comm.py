@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dataset.errors import CRASH, PassingError, UserError
-from train.compat import init_process_group
+from train.compat import has_keys, init_process_group
 from train.interfaces import choose_interfaces, find_own_address
 from train.launch import Launch
 from train.rendezvous import connect, is_served
@@ -164,7 +164,7 @@ class Comm:
         try:
             beats = self._read_beats()
             while time.monotonic() < deadline_s:
-                if self._store.check(["failed"]):
+                if has_keys(self._store, ["failed"]):
                     return _parse_failure(self._store.get("failed"))
                 time.sleep(0.05)
             now = self._read_beats()
@@ -186,7 +186,7 @@ class Comm:
         deadline_s = time.monotonic() + timeout_s
         try:
             self._store.set(keys[self.rank], gpu)
-            while not self._store.check(keys):
+            while not has_keys(self._store, keys):
                 if time.monotonic() > deadline_s:
                     self._refuse_absent(keys, timeout_s)
                 time.sleep(0.05)
@@ -211,7 +211,7 @@ class Comm:
                 )
 
     def _refuse_absent(self, keys: list[str], timeout_s: float) -> None:
-        absent = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+        absent = [str(rank) for rank, key in enumerate(keys) if not has_keys(self._store, [key])]
         if self.rank == 0:
             time.sleep(2 * HEARTBEAT_S)  # the store dies with this process; all may look first
         raise PassingError(
@@ -237,7 +237,7 @@ class Comm:
         """Shows the others that this rank lives; gives what is wrong with one of them."""
         stamp = str(time.monotonic())
         self._store.set(f"alive/{self.rank}", Beat(self._progress, self._doing, stamp).pack())
-        if self._store.check(["failed"]):
+        if has_keys(self._store, ["failed"]):
             return _parse_failure(self._store.get("failed"))
         if not self._is_armed:
             return None
@@ -251,7 +251,8 @@ class Comm:
         """What each rank wrote last; only its change tells, for clocks of nodes may differ."""
         keys = [f"alive/{rank}" for rank in range(self.world_size)]
         return [
-            unpack_beat(self._store.get(key)) if self._store.check([key]) else None for key in keys
+            unpack_beat(self._store.get(key)) if has_keys(self._store, [key]) else None
+            for key in keys
         ]
 
 

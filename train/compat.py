@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,3 +48,14 @@ def init_process_group(device: torch.device, **options: Any) -> None:
 def compile_model(model: nn.Module) -> nn.Module:
     compiled: nn.Module = torch.compile(model)  # type: ignore[assignment,unused-ignore]
     return compiled
+
+
+def has_keys(store: Any, keys: Sequence[str]) -> bool:
+    """Whether a store holds all keys, without waiting; Store.check came after 2.1."""
+    if hasattr(store, "check"):
+        return bool(store.check(list(keys)))
+    # Of a key that is not there compare_set returns what was expected, and leaves it so.
+    return all(store.compare_set(key, _NO_VALUE, _NO_VALUE) != _NO_VALUE.encode() for key in keys)
+
+
+_NO_VALUE = "(no such key)"  # no rank writes that

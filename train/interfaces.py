@@ -14,6 +14,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+from train.compat import has_keys
 from train.rendezvous import open_connection
 
 HOST_KEY = "address of the rendezvous"  # as ranks on other nodes reach it
@@ -43,7 +44,7 @@ def choose_interfaces(store: Any, own: str | None, env: MutableMapping[str, str]
     """Tells gloo and NCCL the device to use, unless the user or the site did."""
     addresses = list_addresses()
     if own is None:
-        own = store.get(HOST_KEY).decode() if store.check([HOST_KEY]) else "127.0.0.1"
+        own = store.get(HOST_KEY).decode() if has_keys(store, [HOST_KEY]) else "127.0.0.1"
     device = addresses.get(own)
     if device is None:  # behind a translation of addresses: they decide for themselves
         return

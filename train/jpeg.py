@@ -103,7 +103,7 @@ def find_carried_libjpeg() -> Path | None:
 def build_kernel() -> str | None:
     """Builds the library; gives why it could not, or None."""
     path = library_path()
-    if path.exists():
+    if path.exists() and _can_load(path):
         return None
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     libjpeg = find_carried_libjpeg()
@@ -117,6 +117,15 @@ def build_kernel() -> str | None:
     for stale in (built | {*SOURCE.parent.glob(CARRIED)}) - {path, beside}:
         stale.unlink(missing_ok=True)
     return None
+
+
+def _can_load(path: Path) -> bool:
+    """Whether it is whole: the libjpeg beside it may be missing."""
+    try:
+        Kernel(path)
+    except OSError:
+        return False
+    return True
 
 
 def _copy_beside(library: Path) -> Path:

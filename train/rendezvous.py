@@ -13,6 +13,7 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from dataset.errors import PassingError, UserError
+from train.compat import has_keys
 from train.launch import Launch
 from train.variables import read_whole
 
@@ -128,7 +129,7 @@ def _try_store(host: str, port: int, launch: Launch) -> Any:
             timeout=timedelta(seconds=CLIENT_TIMEOUT_S),
             wait_for_workers=False,
         )
-        return store if store.check([_token_key(launch)]) else None
+        return store if has_keys(store, [_token_key(launch)]) else None
     except (OSError, RuntimeError):
         return None
 
