@@ -33,6 +33,7 @@ from train.surroundings import (
     OK,
     WRONG,
     Finding,
+    look_at_bf16,
     look_at_cpus,
     look_at_gpus,
     look_at_job,
@@ -77,6 +78,7 @@ def examine(args: argparse.Namespace, launch: Launch | UserError) -> list[Findin
         findings.append(look_at_master(launch, ask_slurm=torch is not None))
     local_rank = 0 if isinstance(launch, UserError) else launch.local_rank
     findings += [look_at_job(os.environ), look_at_cpus(os.environ), look_at_memory(), *packages]
+    findings += look_at_bf16(os.environ)
     findings += [look_at_gpus(os.environ, torch, local_rank), look_at_decoder()]
     if args.data:
         findings.append(look_at_data(args.data))

@@ -18,12 +18,15 @@ from dataset import redaction
 from tests.cluster import SERVICES
 from tests.gpu_sim import build as gpu_sim
 from tests.gpu_sim.ranks import HAS_GPU
+from train.cpu_isa import limit_bf16
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # Several processes of several spinning OpenMP threads on two cores bring each other to a halt:
 # a step of 0.2 s was seen to take a minute. One thread a process, in children too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests of bf16 on a CPU that offers instructions and forbids them would end with SIGILL.
+limit_bf16()
 
 # A job in the background of a shell script starts with SIGINT ignored, and so would all children:
 # the tests of Ctrl-C need what a terminal gives.

@@ -35,6 +35,7 @@ WITHOUT_TORCH = [
     "train.profile",
     "train.variables",
     "train.hostlist",
+    "train.cpu_isa",
 ]
 
 

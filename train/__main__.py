@@ -10,6 +10,7 @@ require_packages("torch", "torchvision", "numpy", "PIL")
 
 from dataset.errors import run_command  # noqa: E402
 from train.config import parse_config  # noqa: E402
+from train.cpu_isa import limit_bf16  # noqa: E402
 from train.launch import detect_launch  # noqa: E402
 from train.paths import check_paths  # noqa: E402
 
@@ -24,6 +25,8 @@ def main() -> int:
     # Several ranks look together, later: the mistake is then said once and not by each of them.
     if detect_launch(os.environ).world_size == 1 and not cfg.show_recipe:
         check_paths(cfg)
+    if cfg.precision == "bf16" and cfg.device != "cuda":
+        limit_bf16()
     # SLURM may warn while torch is still imported, which would kill the rank: the warning waits
     # until train.interrupt takes it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dataset.errors import CommandError, UserError
+from train.cpu_isa import RISKY_FLAGS, VARIABLE, cpu_flags, find_limit, survives_bf16
 from train.cpus import allowed_cpus, cgroup_cpus, slot_cpus
 from train.gpus import explain_no_gpu, given_gpus, require_kernels
 from train.launch import Launch
@@ -101,6 +102,21 @@ def look_at_cpus(env: Mapping[str, str]) -> Finding:
             "; since SLURM 22.05 srun needs its own --cpus-per-task (slurm/train.sbatch has it)"
         )
     return Finding("CPUs", text, NOTE, problem)
+
+
+def look_at_bf16(env: Mapping[str, str]) -> list[Finding]:
+    """Whether bf16 runs with all that this CPU offers; nothing where its flags raise no doubt."""
+    flags = cpu_flags()
+    if VARIABLE in env or not flags & RISKY_FLAGS:
+        return []
+    limit = find_limit(env, flags, survives_bf16)
+    if limit is None:
+        return [Finding("bf16", "runs with all instructions that this CPU offers")]
+    problem = (
+        f"this CPU forbids bf16 instructions that it offers, and kills what uses them; the trainer "
+        f"sets {VARIABLE}={limit} by itself, other programs need it too"
+    )
+    return [Finding("bf16", f"limited to {limit}", NOTE, problem)]
 
 
 def look_at_memory() -> Finding:
