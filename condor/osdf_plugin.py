@@ -25,7 +25,7 @@ from dataset.federation import parse_target
 from dataset.fetch import Job, fetch_object
 from dataset.folder import Ledger
 from dataset.lookup import Access, Options
-from dataset.probe import check_network
+from dataset.network import check_network
 from dataset.redaction import redact
 from dataset.tokens import TokenStore
 from dataset.untrusted import parse_number

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataset.connection import Pool
 from dataset.federation import Target
 from dataset.lookup import Lookup
-from dataset.probe import ask_digest, check_network, find_size
+from dataset.network import check_network
+from dataset.probe import ask_digest, find_size
 from dataset.remote import is_collection, list_files
 from dataset.request import Request, check_native_size
 

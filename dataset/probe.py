@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import stat
 import threading
 import time
@@ -11,10 +10,10 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from dataset.checksum import parse_digest_header
-from dataset.connection import CONNECT_S, NETWORK_ERRORS, Answer, Pool, explain
+from dataset.connection import NETWORK_ERRORS, Answer, Pool, explain
 from dataset.document import RIVAL_S, Watch, ask_rivals, get_document, watching
 from dataset.errors import PassingError, UserError
 from dataset.framing import ProtocolError
@@ -27,7 +26,6 @@ from dataset.receive import (
     parse_content_range,
 )
 from dataset.sources import Source, name_server
-from dataset.tokens import is_loopback
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -36,40 +34,6 @@ DOUBT_S = 10.0  # and when it is another size than the partial file's
 QUICK_S = 1.0
 RIVAL_SHARE = 0.25  # of the time for a digest
 TICK_S = 0.05
-NAME_WAITS_S = (1.0, 2.0)  # a name server may be busy when a thousand jobs start
-
-
-def check_network(url: str) -> None:
-    """Raises unless this machine can reach the host at all: said before anything long begins."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    fix = "this node may have no outbound network; ask its site or run elsewhere"
-    if not is_loopback(host) and not _has_route():
-        raise PassingError(f"no network: this machine has no route to the outside; {fix}")
-    for wait_s in (*NAME_WAITS_S, None):
-        try:
-            socket.create_connection((host, port), timeout=CONNECT_S).close()
-            return
-        except socket.gaierror:
-            if wait_s is None:
-                raise PassingError(f"no network: {host} cannot be resolved; {fix}") from None
-            time.sleep(wait_s)
-        except OSError as error:
-            # The host may just be restarting: the transfer itself waits for that.
-            log.warning("%s:%d cannot be reached yet (%s)", host, port, explain(error))
-            return
-
-
-def _has_route() -> bool:
-    """Whether the kernel knows a way out; no packet is sent for a datagram's connect."""
-    for family, address in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                sock.connect((address, 9))
-                return True
-        except OSError:
-            continue
-    return False
 
 
 class Digest(NamedTuple):
@@ -117,7 +81,21 @@ def find_size(lookup: Lookup, known: int | None = None) -> int:
                         source.refused = f"has an object of another size ({votes[source]} bytes)"
                 return size
         time.sleep(TICK_S if votes or now - started > QUICK_S else TICK_S / 10)
+        _check_patience(lookup, votes, started)
+
+
+def _check_patience(lookup: Lookup, votes: dict[Source, int], started: float) -> None:
+    """Raises as the look-up does; sources that contradict each other are named."""
+    try:
         lookup.check_patience(time.monotonic(), started)
+    except PassingError:
+        if len(set(votes.values())) < 2:
+            raise
+        told = ", ".join(f"{source.label} {size}" for source, size in votes.items())
+        raise PassingError(
+            f"{lookup.target.identity}: its sources disagree on its size in bytes ({told}), and no "
+            "origin decides; try again later"
+        ) from None
 
 
 def _is_doubted(sizes: set[int], known: int | None) -> bool:

@@ -17,8 +17,9 @@ from dataset.federation import Target, Verdict
 from dataset.fetch import Job, fetch_object
 from dataset.folder import Ledger, check_space_of_all, lock_folder, make_folder
 from dataset.lookup import Access, Lookup, Options
+from dataset.network import check_network
 from dataset.own_names import check_distinct, check_names
-from dataset.probe import ask_size, check_network, find_size
+from dataset.probe import ask_size, find_size
 from dataset.progress import Display
 from dataset.request import Request
 from dataset.small import SMALL_BYTES, SmallFiles

@@ -24,7 +24,8 @@ from dataset.federation import Target
 from dataset.fetch import Job, fetch_object
 from dataset.folder import Ledger
 from dataset.lookup import Lookup, Options
-from dataset.probe import check_network, find_size
+from dataset.network import check_network
+from dataset.probe import find_size
 from dataset.remote import INDEX_SUFFIX, is_collection
 from dataset.request import Request
 from dataset.verify import read_block_checks

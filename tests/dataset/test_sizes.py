@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dataset.errors import UserError
+from dataset.errors import PassingError, UserError
+from dataset.journal import CHUNK
 from dataset.own_names import journal_path, part_path
 from tests.dataset.small_server import Handler, serving
 from tests.dataset.test_claims import leave_partial
 from tests.dataset.test_compare import federation
-from tests.dataset.test_transfer import CONTENT, fetch
+from tests.dataset.test_transfer import CONTENT, FAST, fetch
 
 ABSURD = 10**17
 
@@ -88,3 +90,17 @@ def test_a_server_that_once_calls_the_object_empty_is_still_asked_for_ranges(
         fetch(url, tmp_path)
     assert (tmp_path / "object.bin").read_bytes() == CONTENT
     assert [request.get("range") for request in seen].count(None) == 1
+
+
+def test_sources_that_disagree_with_nobody_to_decide_are_named(tmp_path: Path) -> None:
+    options = replace(FAST, give_up_s=1.0)
+    with (
+        federation([CONTENT, CONTENT[:CHUNK]]) as (director, *caches),
+        pytest.raises(PassingError, match="disagree on its size") as caught,
+    ):
+        fetch("osdf:///object.bin", tmp_path, options, federation=director)
+    assert all(
+        f"{cache} {size}" in str(caught.value)
+        for cache, size in zip(caches, (len(CONTENT), CHUNK), strict=True)
+    )
+    assert not (tmp_path / "object.bin").exists()
