@@ -82,8 +82,8 @@ condor/osdf_plugin: condor/osdf_plugin.py scripts/build_plugin.py $(wildcard dat
 cluster-up: setup system ## starts SLURM, HTCondor and the mini-OSDF, and says how to use them
 	$(PY) -m tests.cluster up
 
-cluster-down: setup ## stops them; nothing is left
-	$(PY) -m tests.cluster down
+cluster-down: setup ## stops them; nothing is left (asks before it deletes your files; FORCE=1 does not)
+	@$(PY) -m tests.cluster down $(if $(FORCE),--force)
 
 clean: ## removes what make made here, the records of runs excepted
 	rm -rf $(VENV) .venv-oldest train/*.so train/libjpeg-*.so* demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -45,16 +45,25 @@ leave() {
     exit "$code"
 }
 
+# Sets `python` to the first Python that can run the trainer, and `tried` to why the others cannot.
 find_python() {
-    local candidate
+    local candidate why
     for candidate in ${PYTHON:+"$PYTHON"} python3 python /opt/conda/bin/python3 /usr/local/bin/python3 /usr/bin/python3; do
-        "$candidate" slot.py has-torch 2>/dev/null && echo "$candidate" && return
+        if ! command -v "$candidate" >/dev/null; then
+            why='not found'
+        elif why=$("$candidate" slot.py has-torch 2>&1); then
+            python=$candidate
+            return
+        fi
+        why=${why##*$'\n'}
+        tried+="${tried:+; }$candidate: ${why#error: }"
     done
 }
 
-python=$(find_python)
+python='' tried=''
+find_python
 if [[ -z $python ]]; then
-    echo "error: no Python >= 3.10 with torch, torchvision, numpy and pillow here; choose another IMAGE or PYTHON" >&2
+    echo "error: no Python >= 3.10 with torch, torchvision, numpy and pillow here; choose another IMAGE or PYTHON (tried ${PYTHON:+PYTHON=}$tried)" >&2
     leave 2
 fi
 

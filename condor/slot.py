@@ -42,7 +42,8 @@ def has_torch() -> None:
     """Fails unless this Python can run the trainer."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing or sys.version_info < (3, 10):
-        raise SlotError(f"no {', '.join(missing)} in {sys.executable} {sys.version.split()[0]}", 2)
+        version = f"Python {sys.version.split()[0]}"
+        raise SlotError(f"no {', '.join(missing)} in {version}" if missing else version, 2)
 
 
 def check(env: Mapping[str, str]) -> str:

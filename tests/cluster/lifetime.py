@@ -34,6 +34,22 @@ def state_folder(service: str) -> Path:
     return Path(tempfile.gettempdir()) / f"trainyard-{service}{suffix}"
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a lock file, one process at a time; the file goes with the last one that held it."""
+    while True:
+        with open(path, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # The holder before us removed the file: what we hold is then no longer the lock.
+            if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
 @dataclass
 class Lifetime:
     """The locks of one service; `stop` is what ends it for good."""
@@ -45,13 +61,16 @@ class Lifetime:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Holds the lock under which a service is started or stopped, one process at a time."""
-        with open(f"{self.folder}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(Path(f"{self.folder}.lock")):
             yield
 
     def is_abandoned(self) -> bool:
         """Whether a test run started the service and no test run is left that uses it."""
-        return (self.folder / "started-by-tests").exists() and not self._has_users()
+        return self.is_of_tests() and not self._has_users()
+
+    def is_of_tests(self) -> bool:
+        """Whether a test run started the service, and not a person."""
+        return (self.folder / "started-by-tests").exists()
 
     def join(self, started: bool) -> None:
         """Makes this test run a user of the service until it leaves or dies."""
@@ -60,7 +79,7 @@ class Lifetime:
         if started:
             (self.folder / "started-by-tests").touch()
         if self._users_fd is None:
-            self._users_fd = os.open(f"{self.folder}.users", os.O_WRONLY | os.O_CREAT, 0o644)
+            self._users_fd = os.open(self._users_file, os.O_WRONLY | os.O_CREAT, 0o644)
             fcntl.flock(self._users_fd, fcntl.LOCK_SH)  # held until we leave
             atexit.register(self._leave_at_exit)
 
@@ -72,6 +91,7 @@ class Lifetime:
         if self.folder.exists() and self._has_users():
             (self.folder / "stop-wanted").touch()
             return False
+        self._users_file.unlink(missing_ok=True)
         return True
 
     def _leave_at_exit(self) -> None:
@@ -82,9 +102,14 @@ class Lifetime:
             self._users_fd = None
             if (self.folder / "stop-wanted").exists() and not self._has_users():
                 self.stop()
+                self._users_file.unlink(missing_ok=True)
+
+    @property
+    def _users_file(self) -> Path:
+        return Path(f"{self.folder}.users")
 
     def _has_users(self) -> bool:
-        with open(f"{self.folder}.users", "a") as users:
+        with open(self._users_file, "a") as users:
             try:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -135,8 +160,7 @@ def apt_install(*packages: str) -> None:
         return
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
-    with open(Path(tempfile.gettempdir()) / "trainyard-apt.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(Path(tempfile.gettempdir()) / "trainyard-apt.lock"):
         # An update that fails for one foreign source leaves usable lists: the install decides.
         subprocess.run(["apt-get", "update"], capture_output=True, env=environment)
         done = subprocess.run(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
 import tempfile
 import time
 from pathlib import Path
+
+from tests.cluster.lifetime import locked
 
 FIRST, LAST = 19000, 19999  # of the mini-OSDF and the HTCondor pool, 100 for each instance
 _KERNEL = Path("/proc/sys/net/ipv4")
@@ -22,8 +23,7 @@ def reserve_ports(first: int = FIRST, last: int = LAST) -> None:
     if last < lowest or first > highest:
         return
     setting = _KERNEL / "ip_local_reserved_ports"
-    with open(Path(tempfile.gettempdir()) / "trainyard-ports.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(Path(tempfile.gettempdir()) / "trainyard-ports.lock"):
         reserved = setting.read_text().strip()
         wanted = f"{first}-{last}"
         if wanted not in reserved.split(","):

@@ -40,6 +40,7 @@ def scratch(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "condor/slot.py", tmp_path)
     (tmp_path / "train").mkdir()
     (tmp_path / "train/__main__.py").write_text(TRAINER)
+    (tmp_path / "train/jpeg.py").write_text("def load_kernel(): return True")
     return tmp_path
 
 
@@ -59,9 +60,10 @@ def start(scratch: Path, script: str, **env: str) -> subprocess.Popen[str]:
 def run(scratch: Path, script: str, **env: str) -> tuple[int, str]:
     process = start(scratch, script, **env)
     _, errors = process.communicate(timeout=60)
-    return process.returncode, errors
+    return process.returncode, errors.replace(DECODER, "")
 
 
+DECODER = "JPEG decoder: the kernel that came with the job\n"  # said in every slot
 FINISH = 'pathlib.Path("out/imagenet_resnet50.pt").write_bytes(b"w"); end(0)'
 
 
@@ -97,7 +99,7 @@ def test_sigterm_reaches_the_trainer_and_its_85_comes_back(scratch: Path) -> Non
     wait_for(scratch / "data/part")
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (85, "")
+    assert (process.returncode, errors) == (85, DECODER)
     assert (scratch / "out/ckpt/step-000000007.pt").exists()
     assert (scratch / "data/part").exists()  # the next start may be in this sandbox
 
@@ -111,7 +113,7 @@ def test_a_sigterm_during_the_fetch_ends_it(scratch: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert errors == "error: ended by signal 15; try again\n"
+    assert errors == DECODER + "error: ended by signal 15; try again\n"
     assert not (scratch / "data").exists()
     assert (scratch / "out").is_dir()
 
@@ -183,15 +185,18 @@ def test_what_the_plugin_brought_is_trained_on(scratch: Path) -> None:
     assert not (scratch / "a.tar").exists()
 
 
-def test_a_container_without_torch_is_the_users_mistake(scratch: Path) -> None:
+def test_a_slot_without_torch_is_the_users_mistake_and_names_what_was_tried(scratch: Path) -> None:
     bare = scratch / "python3"
-    bare.write_text("#!/bin/sh\nexit 1\n")
-    bare.chmod(0o755)
-    (scratch / "slot.py").write_text("raise SystemExit(2)")
-    code, errors = run(scratch, FINISH, PYTHON=str(bare))
-    assert code == 2
-    assert errors == (
-        "error: no Python >= 3.10 with torch, torchvision, numpy and pillow here; choose another "
-        "IMAGE or PYTHON\n"
+    bare.write_text(
+        "#!/bin/sh\necho 'Traceback'; echo 'error: no torch in Python 3.9' >&2; exit 2\n"
     )
+    bare.chmod(0o755)
+    (scratch / "slot.py").write_text("raise SystemExit('no torch')")
+    code, errors = run(scratch, FINISH, PYTHON="/nowhere/python", PATH=f"{scratch}:/usr/bin:/bin")
+    assert code == 2
+    assert errors.startswith(
+        "error: no Python >= 3.10 with torch, torchvision, numpy and pillow here; choose another "
+        "IMAGE or PYTHON (tried PYTHON=/nowhere/python: not found; python3: no torch in Python 3.9;"
+    )
+    assert errors.count("\n") == 1
     assert not (scratch / "data").exists()

@@ -68,12 +68,18 @@ def how_to_use() -> str:
     """What a person can try."""
     return "\n".join(
         [
-            f"  folder      {WORK}: the same path in the pool; a job's files go there",
+            f"  folder      {WORK}: where commands run and results land; the same path in the pool",
             "  try         python -m tests.cluster.condor condor_status",
             "  as the user python -m tests.cluster.condor bash",
+            "  tour        docs/grid.md, section 9",
             f"  slots       {BIG} (16 CPUs, 2 simulated GPUs, divided on demand), {SMALL} (1 CPU)",
         ]
     )
+
+
+def files_of_people() -> Path | None:
+    """Where results and logs of a person's jobs land, which down() deletes."""
+    return None if _life.is_of_tests() else WORK
 
 
 def make_folder(files: Mapping[str, str | bytes | Path] | None = None) -> Path:

@@ -97,6 +97,11 @@ def remove(path: str) -> None:
     objects.remove_object(_layout, path)
 
 
+def files_of_people() -> Path | None:
+    """Where a person puts objects, which down() deletes."""
+    return None if _life.is_of_tests() else _layout.data("origin") / PUBLIC.strip("/")
+
+
 def make_token(lifetime_s: float = 3600.0, scope: str = f"storage.read:{PROTECTED}") -> str:
     """A token that opens the protected namespace for that many seconds."""
     return certificates.make_token(_layout.certificates, DIRECTOR_URL, scope, lifetime_s)

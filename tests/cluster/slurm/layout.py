@@ -52,6 +52,7 @@ NodeName=n[1-{len(NODES)}] NodeHostname=localhost NodeAddr=127.0.0.1 \
 Port=[{FIRST_NODE_PORT}-{FIRST_NODE_PORT + len(NODES) - 1}] CPUs=64 RealMemory=512000 \
 Gres=gpu:{GPUS_PER_NODE} State=UNKNOWN
 PartitionName=gpu Nodes=n[1-{len(NODES)}] Default=YES MaxTime=INFINITE State=UP
+PartitionName=cpu Nodes=n[1-{len(NODES)}] MaxTime=INFINITE State=UP
 """
 # GPUs that are only counted make a node INVALID: each needs a device file.
 GRES_CONF = f"NodeName=n[1-{len(NODES)}] Name=gpu File={_DEVICE}[0-{GPUS_PER_NODE - 1}]\n"

@@ -12,6 +12,7 @@ import shutil
 import socket
 import stat
 import subprocess
+from pathlib import Path
 
 from tests.cluster.lifetime import Lifetime, apt_install, end_processes, why_not_root_and_apt
 from tests.cluster.ports import reserve_ports
@@ -75,6 +76,11 @@ def how_to_use() -> str:
         "  srun --nodes=4 --ntasks=4 hostname\n"
         "  sbatch --nodes=2 --ntasks-per-node=2 slurm/train.sbatch --dummy --device cpu"
     )
+
+
+def files_of_people() -> Path | None:
+    """Nothing: jobs write into the folders from which they were submitted."""
+    return None
 
 
 def _is_installed() -> bool:
