@@ -12,7 +12,7 @@ from report.record_shape import is_number
 from report.runs import Run
 from report.scaling import Study
 from report.table import Cell, Column, Table
-from report.words import count
+from report.words import DeviceTime, choose_device_time, count, name_sizes
 from train.record import EPOCHS_FILE, iter_lines, read_epochs
 
 MAX_CURVES = 8
@@ -62,7 +62,9 @@ def learning_charts(studies: Sequence[Study], epochs: Epochs) -> tuple[list[Char
     ]
     total = sum(1 for value in epochs.values() if value)
     note = (
-        f"{len(drawn)} of {total} runs are drawn: one of each point." if total > len(drawn) else ""
+        f"{len(drawn)} of {count(total, 'run')} drawn: one of each size."
+        if total > len(drawn)
+        else ""
     )
     return [chart for chart in charts if chart is not None], note
 
@@ -89,7 +91,7 @@ def _curves(runs: Sequence[Run], epochs: Epochs, key: str) -> list[Curve]:
 def accuracy_table(
     studies: Sequence[Study], epochs: Epochs, target: float | None = None
 ) -> Table | None:
-    """Seconds and GPU-hours until each point first reached the target accuracy.
+    """Seconds and device-hours until each point first reached the target accuracy.
 
     Without a target it is the highest whole per cent that every finished run reached.
     """
@@ -98,17 +100,22 @@ def accuracy_table(
     goal = target if target is not None else float(math.floor(min(best, default=0.0)))
     if not runs or goal <= 0:
         return None
+    devices = [run.gpu for run in runs]
+    reached = [time_to_accuracy(epochs[run.run_id], goal) for run in runs]
+    spent = [r[0] * run.num_gpus / 3600 for run, r in zip(runs, reached, strict=True) if r]
+    time = choose_device_time(devices, spent)
     columns = (
         Column("gpu", "GPU", is_number=False),
-        Column("num_gpus", "#GPUs"),
+        Column("num_gpus", name_sizes(devices)),
         Column("batch_size", "Batch Size"),
         Column("seconds", "Time (s)"),
-        Column("gpu_hours", "GPU-hours"),
+        Column("gpu_hours", time.heading),
         Column("epoch", "Epochs"),
         Column("best_acc1", "Best Acc@1"),
     )
     rows = tuple(
-        _row(run, epochs[run.run_id], goal, top) for run, top in zip(runs, best, strict=True)
+        _row(run, reached_at, top, time)
+        for run, reached_at, top in zip(runs, reached, best, strict=True)
     )
     notes = ("Training and validation time; the start-up of the job is not part of it.",)
     return Table("time_to_accuracy", f"Time to {goal:g} % val acc@1", columns, rows, (), notes)
@@ -129,9 +136,8 @@ def _accuracy(line: Mapping[str, Any]) -> float:
 
 
 def _row(
-    run: Run, lines: Sequence[Mapping[str, Any]], goal: float, best: float
+    run: Run, reached: tuple[float, int] | None, best: float, time: DeviceTime
 ) -> tuple[Cell, ...]:
-    reached = time_to_accuracy(lines, goal)
     seconds, epoch = reached or (None, None)
     hours = None if seconds is None else seconds * run.num_gpus / 3600
     return (
@@ -139,7 +145,7 @@ def _row(
         Cell(str(run.num_gpus), run.num_gpus),
         Cell(str(run.batch_size), run.batch_size),
         Cell("not reached" if seconds is None else f"{seconds:.1f}", seconds),
-        Cell("" if hours is None else f"{hours:.3g}", hours),
+        Cell(time.show(hours), hours),
         Cell("" if epoch is None else str(epoch), epoch),
         Cell(f"{best:.2f}", best),
     )

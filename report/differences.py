@@ -55,8 +55,8 @@ def _facts(run: Run) -> dict[str, Any]:
 def flag_learning_rates(runs: Sequence[Run]) -> list[str | None]:
     """A flag for each run whose LR follows another rule than the second run's does.
 
-    Against the first run an LR is kept, scaled with the batch, or something else; a table may use
-    any one of these, but rows of different rules are different recipes.
+    Against the first run an LR is unchanged, scaled with the batch, or something else; a table may
+    use any one of these, but rows of different rules are different recipes.
     """
     rules = [_lr_rule(run, runs[0]) for run in runs]
     first_run, first = next(
@@ -69,7 +69,9 @@ def flag_learning_rates(runs: Sequence[Run]) -> list[str | None]:
             flags.append(None)
         else:
             words = " or ".join(sorted(rule))
-            flags.append(f"LR {run.lr:g} {words}, unlike the {first_run.num_gpus}-GPU row")
+            unit = "processes" if run.gpu == "cpu" else "GPUs"
+            there = " and ".join(sorted(first))
+            flags.append(f"LR {words} (on {first_run.num_gpus} {unit}: {there})")
     return flags
 
 
@@ -79,11 +81,11 @@ def _lr_rule(run: Run, baseline: Run) -> set[str]:
         return set()
     rules = set()
     if math.isclose(run.lr, baseline.lr, rel_tol=1e-6):
-        rules.add("kept")
+        rules.add("unchanged")
     scaled = baseline.lr * run.batch_size / baseline.batch_size
     if math.isclose(run.lr, scaled, rel_tol=1e-6):
         rules.add("scaled with the batch")
-    return rules or {"by another rule"}
+    return rules or {"neither unchanged nor scaled"}
 
 
 def _short(value: Any) -> str:

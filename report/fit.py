@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 MIN_POINTS = 2  # distinct GPU counts for a and b
 MIN_POINTS_FOR_LOG = 4  # one more than the coefficients, so that c can be tested on a hidden point
-LOG_GAIN = 0.5  # c stays only when it at least halves the error on hidden points
+LOG_GAIN = 0.5  # c is kept only if it at least halves the leave-one-out error
 
 Floats = npt.NDArray[np.float64]
 

@@ -23,6 +23,7 @@ from report.scaling import Study
 from report.scaling_tables import scaling_table
 from report.stages import StageFigures, stage_table
 from report.table import Cell, Column, Table
+from report.words import choose_device_time, name_sizes
 
 if TYPE_CHECKING:
     from report.grid import GridReport
@@ -88,17 +89,18 @@ def _summary(contents: Contents) -> str:
         tiles.append(largest)
     hours = sum(run.gpu_hours or 0.0 for run in done)
     if hours:
-        unit = "core" if all(run.gpu == "cpu" for run in done) else "GPU"
-        tiles.append((f"{hours:,.3g}" if hours < 100 else f"{hours:,.0f}", f"{unit}-hours"))
+        time = choose_device_time((run.gpu for run in done), [hours])
+        words = time.heading if time.heading.startswith("GPU") else time.heading.lower()
+        tiles.append((time.show(hours), words))
     for grid in contents.grids:
         good = sum(job.succeeded for job in grid.jobs)
         tiles.append((f"{good} of {len(grid.jobs)}", "grid jobs succeeded"))
-    words = [
+    lines = [
         f"{_study_name(study)}: {sentence}"
         for study in contents.studies[:MAX_STUDIES]
         for sentence in sentences(study)[:1]
     ]
-    return tiles_html(tiles) + notes_html(words)
+    return tiles_html(tiles) + notes_html(lines)
 
 
 def _largest_point(studies: Sequence[Study]) -> tuple[str, str] | None:
@@ -112,8 +114,7 @@ def _largest_point(studies: Sequence[Study]) -> tuple[str, str] | None:
     if not measured:
         return None
     num_gpus, efficiency, study = max(measured, key=lambda item: item[0])
-    unit = "processes" if study.unit == "process" else "GPUs"
-    return f"{efficiency:.1f} %", f"scaling efficiency on {num_gpus} {unit}"
+    return f"{efficiency:.1f} %", f"scaling efficiency on {num_gpus} {study.units}"
 
 
 def _study_name(study: Study) -> str:
@@ -149,7 +150,7 @@ def _fit_table(study: Study) -> Table | None:
     if fit is None or len(fit.seconds) < 3:
         return None
     columns = (
-        Column("num_gpus", "#GPUs"),
+        Column("num_gpus", name_sizes([study.gpu])),
         Column("measured_s", "Measured (s)"),
         Column("fitted_s", "Fitted (s)"),
         Column("residual_pct", "Residual (%)"),

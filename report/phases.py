@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from report.scaling import Point, Study
 from report.table import Cell, Column, Table
+from report.words import name_sizes
 from train.record import PHASES
 
 PHASE_NAMES = {
@@ -59,7 +60,7 @@ def phase_table(study: Study) -> Table | None:
     if not points:
         return None
     columns = (
-        Column("num_gpus", "#GPUs"),
+        Column("num_gpus", name_sizes([study.gpu])),
         *(Column(name, PHASE_NAMES[name] + " (s)") for name in PHASES),
         Column("total", "total (s)"),
     )

@@ -114,7 +114,7 @@ def phase_chart(study: Study) -> Chart | None:
     axes.set_yticks(range(len(shares)), labels)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
-    axes.set_ylabel(_units(study))
+    axes.set_ylabel(study.units)
     axes.set_xlabel("share of the wall clock (%)")
     return _finish(figure, axes, "phases", f"Where the time went, {_name(study)}", columns=4)
 
@@ -153,10 +153,6 @@ def foreign_chart(name: str, figure: Figure) -> Chart:
 
 def _name(study: Study) -> str:
     return " ".join(word for word in (study.gpu, study.arch, f"({study.mode})") if word)
-
-
-def _units(study: Study) -> str:
-    return "processes" if study.unit == "process" else "GPUs"
 
 
 def _spread(point: Point, factor: float) -> tuple[float, float]:
@@ -199,7 +195,7 @@ def _log2_axis(axes: Axes, study: Study, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(sizes)), [str(size) for size in sorted(set(sizes))])
     axes.minorticks_off()
-    axes.set_xlabel(_units(study))
+    axes.set_xlabel(study.units)
 
 
 def _new_figure() -> tuple[Figure, Axes]:

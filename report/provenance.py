@@ -11,6 +11,7 @@ from typing import Any
 from report.record_shape import is_number
 from report.runs import Run
 from report.table import Cell, Column, Table
+from report.words import count, name_sizes
 
 MAX_VALUES = 6
 _PER_RUN = ("output", "deadline")  # different in every run, and of no interest
@@ -25,7 +26,7 @@ def run_table(runs: Sequence[Run]) -> Table | None:
         Column("run_id", "Run", is_number=False),
         Column("status", "Status", is_number=False),
         Column("gpu", "GPU", is_number=False),
-        Column("num_gpus", "#GPUs"),
+        Column("num_gpus", name_sizes(run.gpu for run in recorded)),
         Column("num_nodes", "#N"),
         Column("batch_size", "Batch Size"),
         Column("wall_clock_s", "WCT (s)"),
@@ -78,7 +79,8 @@ def settings_tables(runs: Sequence[Run]) -> list[Table]:
         if len(counts) == 1:
             shared.append((_word(name), _word(next(iter(counts)))))
             continue
-        shown = [f"{value} ({count} runs)" for value, count in counts.most_common(MAX_VALUES)]
+        common = counts.most_common(MAX_VALUES)
+        shown = [f"{value} ({count(number, 'run')})" for value, number in common]
         if len(counts) > MAX_VALUES:
             shown.append(f"and {len(counts) - MAX_VALUES} more values")
         differing.append((_word(name), _word("; ".join(shown))))

@@ -69,6 +69,10 @@ class Study:
         """What a table counts as #GPUs: on CPUs it is processes."""
         return "process" if self.gpu == "cpu" else "GPU"
 
+    @property
+    def units(self) -> str:
+        return "processes" if self.gpu == "cpu" else "GPUs"
+
 
 def build_studies(runs: Sequence[Run], predict: Sequence[int] = ()) -> list[Study]:
     """The studies in the runs: one for each device, model, baseline and way of scaling."""
@@ -283,9 +287,10 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if len({point.num_gpus for point in measured}) == 1:
-        notes.append("only one size was measured: efficiency needs a second one")
+        notes.append("only one size was measured; scaling efficiency needs at least two")
     if baseline.num_gpus > 1:
-        notes.append(f"the baseline is {baseline.num_gpus} GPUs, not 1: smaller sizes are missing")
+        units = "processes" if baseline.first.gpu == "cpu" else "GPUs"
+        notes.append(f"the baseline is {baseline.num_gpus} {units}, not 1: no smaller size was run")
     if any(point.predicted_s for point in points) and fit is not None and len(fit.seconds) < 3:
-        notes.append("predicted from two sizes only, so without an interval")
+        notes.append("predicted from only two sizes, so there is no interval")
     return tuple(notes)

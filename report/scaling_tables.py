@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from report.fit import Interval
 from report.phases import sentences
 from report.scaling import Point, Spread, Study
 from report.table import Cell, Column, Table, Value
+from report.words import DeviceTime, choose_device_time, name_sizes
 
 COLUMNS = (
     Column("gpu", "GPU", is_number=False),
@@ -30,27 +32,34 @@ PUBLISHED_COLUMNS = tuple(column.key for column in COLUMNS[:10])
 
 def scaling_table(study: Study) -> Table:
     """The study as a table; a predicted value is in italics with its 95 % range."""
-    rows = tuple(_cells(point) for point in study.points)
+    time = choose_device_time([study.gpu], map(_gpu_hours, study.points))
+    rows = tuple(_cells(point, time) for point in study.points)
     data = tuple(_data(point) for point in study.points)
     notes = (*sentences(study), *study.notes)
-    table = Table("scaling", _caption(study), COLUMNS, rows, data, notes)
+    table = Table("scaling", _caption(study), _columns(study, time), rows, data, notes)
     return table.without_empty_columns(keep=PUBLISHED_COLUMNS)
+
+
+def _columns(study: Study, time: DeviceTime) -> tuple[Column, ...]:
+    """The columns, in the words of the study's device."""
+    words = {"num_gpus": name_sizes([study.gpu]), "gpu_hours": time.heading}
+    return tuple(replace(c, heading=words.get(c.key, c.heading)) for c in COLUMNS)
 
 
 def _caption(study: Study) -> str:
     modes = {
-        "weak": "weak scaling (the batch of a GPU is constant)",
+        "weak": f"weak scaling (the batch of a {study.unit} is constant)",
         "strong": "strong scaling (the global batch is constant)",
-        "mixed": "neither weak nor strong: the batches follow no rule",
+        "mixed": "neither weak nor strong scaling: the batch sizes follow no rule",
         "baseline": "one size only",
     }
     words = [study.gpu, study.arch, modes.get(study.mode, study.mode)]
     if study.baseline is not None and study.baseline.num_gpus > 1:
-        words.append(f"baseline {study.baseline.num_gpus} GPUs")
+        words.append(f"baseline {study.baseline.num_gpus} {study.units}")
     return ", ".join(word for word in words if word)
 
 
-def _cells(point: Point) -> tuple[Cell, ...]:
+def _cells(point: Point, time: DeviceTime) -> tuple[Cell, ...]:
     run = point.first
     acc1, acc5 = _accuracies(point)
     hours = _gpu_hours(point)
@@ -66,7 +75,7 @@ def _cells(point: Point) -> tuple[Cell, ...]:
         _efficiency_cell(point),
         _cell(point.steady_efficiency_pct, 2, "%"),
         _cell(point.images_per_s, _decimals(point.images_per_s)),
-        Cell("" if hours is None else f"{hours:.3g}" if hours < 10 else f"{hours:.1f}", hours),
+        Cell(time.show(hours), hours),
         Cell("; ".join(point.flags), "; ".join(point.flags)),
     )
 

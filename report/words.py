@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_LABEL_CHARS = 40
@@ -37,9 +38,33 @@ def choose_unit(seconds: float) -> TimeUnit:
     return next((unit for unit in (HOURS, MINUTES) if seconds >= 2 * unit.seconds), SECONDS)
 
 
-def device_hours(device: str) -> str:
-    """What the hours of a run are: a rank on a CPU is a process, and no GPU."""
-    return "Process-hours" if device == "cpu" else "GPU-hours"
+@dataclass(frozen=True)
+class DeviceTime:
+    """How a table shows the time of all ranks: `GPU-hours`, `Process-minutes`."""
+
+    heading: str
+    unit: TimeUnit
+
+    def show(self, hours: float | None) -> str:
+        if hours is None:
+            return ""
+        value = hours * HOURS.seconds / self.unit.seconds
+        return (
+            f"{value:,.3g}" if value < 10 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+        )
+
+
+def choose_device_time(devices: Iterable[str], hours: Iterable[float | None]) -> DeviceTime:
+    """Hours or, where there is not one, minutes; a rank on a CPU is a process, and no GPU."""
+    kinds = {"Process" if device == "cpu" else "GPU" for device in devices}
+    kind = kinds.pop() if len(kinds) == 1 else "Device"
+    unit = HOURS if max((h or 0.0 for h in hours), default=0.0) >= 1 else MINUTES
+    return DeviceTime(f"{kind}-{unit.name}", unit)
+
+
+def name_sizes(devices: Iterable[str]) -> str:
+    """The heading of the column that says how many of them a run had."""
+    return "#Processes" if set(devices) == {"cpu"} else "#GPUs"
 
 
 def to_label(name: str) -> str:

@@ -40,8 +40,8 @@ EPILOG = """example:
       --jobs 100 --out study DATA_GB=138 EPOCHS=5 PROJECT=MyProject
   cd study && condor_submit_dag study.dag
 
-NAME=VALUE goes to condor/train.sub as on condor_submit's command line. A study that stopped goes on
-where it was when the same DAG is submitted again; study/report has the tables and the pictures."""
+NAME=VALUE goes to condor/train.sub as on condor_submit's command line. To continue a study that
+stopped, submit the same DAG again. study/report has the tables and the pictures."""
 
 CHECK = """#!/bin/bash
 # Before any job: is the data there, does it fit, is its index the right one?
@@ -88,7 +88,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("macros", nargs="*", metavar="NAME=VALUE", help="for condor/train.sub")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many (default 1)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the study")
-    parser.add_argument("--retries", type=int, default=2, help="of a job that failed (default 2)")
+    parser.add_argument("--retries", type=int, default=2, help="of a failed job (default 2)")
     parser.add_argument("--check", action="store_true", help="only check DATA, as the DAG will")
     return parser.parse_intermixed_args(arguments)
 

@@ -165,10 +165,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("inputs", type=Path, nargs="+", metavar="RUNS_AND_LOGS")
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="default report.html")
     parser.add_argument("--title", default="Trainyard report", help="the page's heading")
-    parser.add_argument("--epochs", type=int, help="epochs of the runs of a published CSV")
-    parser.add_argument("--target-acc1", type=float, help="for the time to accuracy, in per cent")
+    parser.add_argument("--epochs", type=int, help="epochs of each run in a published CSV")
+    parser.add_argument("--target-acc1", type=float, help="show the time to this accuracy (%%)")
     parser.add_argument(
-        "--predict", type=int, nargs="*", default=(), metavar="N", help="GPU counts"
+        "--predict", type=int, nargs="*", default=(), metavar="N", help="predict N GPUs, too"
     )
     return parser
 

@@ -39,8 +39,8 @@ EXAMPLE = """examples:
   python scripts/scaling_study.py DATA --gpus 1,2 --cluster local -- -a resnet18 -b 32 --epochs 3
   python scripts/scaling_study.py DATA --gpus 1,2,4,8 --cluster slurm --partition gpu -- -b 256
   python scripts/scaling_study.py status DIR      where each point is
-  python scripts/scaling_study.py resume DIR      runs what is missing (after Ctrl-C, a reboot)
-  python scripts/scaling_study.py cancel DIR      ends its jobs; they can be resumed
+  python scripts/scaling_study.py resume DIR      runs what is missing, after Ctrl-C or a reboot
+  python scripts/scaling_study.py cancel DIR      ends its jobs with a checkpoint; resume continues
 
 What follows -- goes to `python -m train`; -b is the batch of the smallest point (--weak) or of
 every point (--strong).
@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--weak", action="store_true", help="the batch grows with the GPUs (default)")
     way.add_argument("--strong", action="store_true", help="the global batch stays as given")
-    add("--repeats", type=int, default=1, help="runs a size, each with another seed; default 1")
+    add("--repeats", type=int, default=1, help="runs per size, each with its own seed; default 1")
     add("--out", type=Path, help="the study's folder; default run_results/studies/<time>")
     add(
         "--dry-run",

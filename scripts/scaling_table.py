@@ -55,10 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUNS")
     parser.add_argument("--format", choices=("md", "csv", "json"), default="md", help="default md")
     parser.add_argument(
-        "--predict", type=_sizes, default=(), metavar="N,N", help="GPU counts to predict"
+        "--predict", type=_sizes, default=(), metavar="N,N", help="also predict the time on N GPUs"
     )
     parser.add_argument(
-        "--epochs", type=int, help="epochs of the runs of a CSV, to speak of an epoch, not a run"
+        "--epochs", type=int, help="epochs of each run in a CSV: times are then given per epoch"
     )
     return parser
 

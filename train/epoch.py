@@ -75,7 +75,7 @@ class EpochMeter:
         wait_s = self._clock.seconds["data_wait"] - self._begin_wait_s
         log.info(
             "epoch %d step %d/%d  loss %.4f  acc1 %5.2f  lr %.5f  %.1f images/s  data wait %.0f %%",
-            self.epoch,
+            self.epoch + 1,  # people count from 1, the records from 0
             self._trainer.step,
             total_steps,
             loss,

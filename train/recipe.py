@@ -118,7 +118,8 @@ def _fit_to_epochs(recipe: Recipe, epochs: int, has_own_warmup: bool) -> Recipe:
     shorter = recipe.warmup_epochs * epochs / PUBLISHED_EPOCHS
     text = (
         f"warm-up shortened from {recipe.warmup_epochs:g} to {shorter:.3g} epochs: the same share"
-        f" of {epochs} epochs as of the published {PUBLISHED_EPOCHS}"
+        f" of {epochs} {'epoch' if epochs == 1 else 'epochs'} as of the published "
+        f"{PUBLISHED_EPOCHS}"
     )
     return _note(replace(recipe, warmup_epochs=shorter), text)
 

@@ -175,11 +175,12 @@ class Run:
         for note in setup.recipe.notes:
             log.info("recipe: %s", note)
         log.info(
-            "%s on %s, %s: %d ranks (%s), batch %d in microbatches of %d, step %d of %d -> %s",
+            "%s on %s, %s: %d %s (%s), batch %d in microbatches of %d, step %d of %d -> %s",
             self.cfg.arch,
             name_device(setup.placement.device),
             setup.placement.precision,
             launch.world_size,
+            "rank" if launch.world_size == 1 else "ranks",
             launch.launcher,
             plan.batch_size,
             plan.microbatch,
@@ -274,7 +275,11 @@ class Run:
         self.progress.is_evaluated = True
         for suffix, accuracy in zip(("", "_ema"), results, strict=False):
             log.info(
-                "epoch %d: val%s acc1 %.3f acc5 %.3f", epoch, suffix, accuracy.acc1, accuracy.acc5
+                "epoch %d: val%s acc1 %.3f acc5 %.3f",
+                epoch + 1,
+                suffix,
+                accuracy.acc1,
+                accuracy.acc5,
             )
         if self.keeper:
             eval_s = self.clock.last_s["evaluation"]

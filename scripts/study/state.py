@@ -145,7 +145,7 @@ def state_table(states: Sequence[PointState], title: str) -> Table:
     """The states as a table for people and programs."""
     columns = (
         Column("name", "Point", is_number=False),
-        Column("num_gpus", "#GPUs"),
+        Column("num_gpus", "Ranks"),
         Column("num_nodes", "#N"),
         Column("batch_size", "Batch Size"),
         Column("job_id", "Job", is_number=False),

@@ -84,8 +84,8 @@ def test_another_baseline_than_one_gpu_is_labelled() -> None:
     assert study.points[0].efficiency_pct is not None
     assert study.points[0].efficiency_pct.mean == pytest.approx(100)
     table = scaling_table(study)
-    assert "baseline 2 GPUs" in table.caption
-    assert any("the baseline is 2 GPUs" in note for note in table.notes)
+    assert "baseline 2 processes" in table.caption
+    assert any("the baseline is 2 processes" in note for note in table.notes)
 
 
 def test_repeats_give_a_mean_and_a_spread() -> None:

@@ -89,7 +89,7 @@ def test_settings_that_differ_are_apart_from_those_that_are_shared(tmp_path: Pat
     runs, _ = load_runs([tmp_path])
     differing, shared = settings_tables(runs)
     values = {row[0].text: row[1].text for row in differing.rows}
-    assert values["precision"] == "fp32 (1 runs); bf16 (1 runs)"
+    assert values["precision"] == "fp32 (1 run); bf16 (1 run)"
     assert "arch" in {row[0].text for row in shared.rows}
     table = run_table(runs)
     assert table is not None

@@ -33,7 +33,7 @@ def run_demo(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str
 
 def check_outputs(done: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
-    assert "| GPU | Batch Size |  #N | #GPUs |" in done.stdout
+    assert "| GPU | Batch Size |  #N | #Processes |" in done.stdout
     assert "Scaling Efficiency" in done.stdout
     assert "2 processes: validation accuracy" in done.stdout
     records = sorted((tmp_path / "records").rglob("run.json"))

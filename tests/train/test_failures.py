@@ -91,7 +91,7 @@ def test_the_workers_of_a_killed_rank_do_not_keep_the_others_waiting(
     argv = argv_for(images, tmp_path / "out", "-j", "2", "--decoder", "pil", "--epochs", "90")
     hook = partial(hooks.set_value, *intervals)
     job = ranks.start(argv, tmp_path / "log", 2, hook=hook)
-    job.wait_for_log("epoch 0 step 2/")
+    job.wait_for_log("epoch 1 step 2/")
     pid = job.processes[rank].pid
     workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     job.send(signal.SIGKILL, rank)
@@ -230,7 +230,7 @@ def test_a_dead_loader_worker_is_a_passing_failure_with_advice(
 ) -> None:
     argv = argv_for(images, tmp_path / "out", "-j", "2", "--decoder", "pil", "--epochs", "90")
     job = ranks.start(argv, tmp_path / "log", world)
-    job.wait_for_log("epoch 0 step 2/")
+    job.wait_for_log("epoch 1 step 2/")
     pid = job.processes[-1].pid
     worker = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
     os.kill(int(worker), signal.SIGKILL)

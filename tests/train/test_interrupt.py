@@ -337,7 +337,7 @@ def test_a_signal_to_all_processes_of_a_job_spares_the_loaders_workers(
     out = tmp_path / "out"
     argv = [str(images), "-j", "2", "--decoder", "pil", "--epochs", "3", "--output", str(out)]
     job = ranks.start(argv, tmp_path / "log", 2)
-    job.wait_for_log("epoch 0 step 2/")
+    job.wait_for_log("epoch 1 step 2/")
     for process in job.processes:
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
             os.kill(int(child), signal.SIGTERM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -17,15 +16,18 @@ PREPARE = ROOT / "slurm/prepare.sbatch"
 TARS = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 
 
-def test_a_url_is_fetched_and_indexed(slurm: ModuleType, tiny_data: Path, tmp_path: Path) -> None:
+def test_a_url_is_fetched_with_its_labels_and_indexed(
+    slurm: ModuleType, tiny_data: Path, tmp_path: Path
+) -> None:
     data = tmp_path / "data"
-    data.mkdir()
-    shutil.copy(tiny_data / "valprep.sh", data)  # the built-in labels are those of the real set
-    job = slurm.sbatch(PREPARE, f"file://{tiny_data}", data, cwd=tmp_path)
+    source = f"file://{tiny_data}"
+    flags = ("index", "--connections", "2")  # what follows goes to fetch_osdf.py
+    job = slurm.sbatch("--partition=cpu", PREPARE, source, data, *flags, cwd=tmp_path)
     assert job.wait(60)["JobState"] == "COMPLETED", job.output()
     for name in TARS:
         assert (data / name).read_bytes() == (tiny_data / name).read_bytes()
         assert (data / f"{name}.index").exists()
+    assert (data / "valprep.sh").exists()  # the built-in labels are those of the real set
     assert job.output().splitlines()[-1] == f"ready: sbatch slurm/train.sbatch {data}"
     assert (tmp_path / f"trainyard-prepare-{job.id}.log").exists()
 
@@ -45,7 +47,9 @@ def test_a_folder_is_extracted_and_a_second_job_has_nothing_to_do(
 def test_other_words_are_refused_with_the_way_to_call_it(slurm: ModuleType, tmp_path: Path) -> None:
     job = slurm.sbatch(PREPARE, "/data", "/scratch", "unpack", cwd=tmp_path)
     assert job.wait(60)["ExitCode"] == "2:0"
-    assert "use: sbatch slurm/prepare.sbatch SOURCE DATA [index|extract]" in job.output()
+    assert (
+        "use: sbatch slurm/prepare.sbatch SOURCE DATA [index|extract] [fetch flags]" in job.output()
+    )
 
 
 def test_a_failing_step_is_the_jobs_exit_code(slurm: ModuleType, tmp_path: Path) -> None:
