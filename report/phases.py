@@ -130,21 +130,22 @@ def _residual_sentence(study: Study) -> str:
 
 
 def _lost_sentence(study: Study) -> str | None:
-    """Which phases make up the loss of the largest measured point."""
+    """Which phases make up the loss of the largest measured point, and which made up for some."""
     measured = [point for point in study.points if point.done]
     if study.baseline is None or len(measured) < 2:
         return None
     point = measured[-1]
     lost = lost_by_phase(point, study.baseline)
-    top = [(value, name) for name, value in lost.items() if value >= 1.0]
-    if not top:
+    changes = [(name, value) for name, value in lost.items() if abs(value) >= 1.0]
+    if not any(value > 0 for _, value in changes):
         return None
-    top.sort(reverse=True)
-    words = ", ".join(f"{PHASE_NAMES[name]} {value:.0f}" for value, name in top[:3])
-    more = f"{sum(lost.values()):.0f} % more {study.unit} time"
+    changes.sort(key=lambda change: -abs(change[1]))
+    words = ", ".join(f"{PHASE_NAMES[name]} {value:+.0f}" for name, value in changes)
+    total = sum(lost.values())
+    amount = f"{abs(total):.0f} % {'more' if total >= 0 else 'less'} {study.unit} time"
     return (
-        f"For the same images the {point.num_gpus}-{study.unit} run spends {more} than the "
-        f"baseline; the largest shares in points: {words}."
+        f"For the same images the {point.num_gpus}-{study.unit} run needs {amount} than the "
+        f"baseline (change by phase, in percentage points: {words})."
     )
 
 

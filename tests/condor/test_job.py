@@ -39,8 +39,12 @@ def scratch(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "condor/job.sh", tmp_path)
     shutil.copy(ROOT / "condor/slot.py", tmp_path)
     (tmp_path / "train").mkdir()
-    (tmp_path / "train/__main__.py").write_text(TRAINER)
-    (tmp_path / "train/jpeg.py").write_text("def load_kernel(): return True")
+    (tmp_path / "dataset").symlink_to(ROOT / "dataset")
+    for path in (ROOT / "train").glob("*.py"):  # what slot.py needs of it, and more
+        (tmp_path / "train" / path.name).symlink_to(path)
+    for name, text in (("__main__.py", TRAINER), ("jpeg.py", "def load_kernel(): return True")):
+        (tmp_path / "train" / name).unlink()
+        (tmp_path / "train" / name).write_text(text)
     return tmp_path
 
 
