@@ -41,7 +41,10 @@ def locked(path: Path) -> Iterator[None]:
         with open(path, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             # The holder before us removed the file: what we hold is then no longer the lock.
-            if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+            try:
+                if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                    continue
+            except FileNotFoundError:
                 continue
             try:
                 yield

@@ -169,7 +169,7 @@ def test_phases_that_grow_add_up_to_the_loss() -> None:
     assert sum(lost.values()) == pytest.approx(100 * (100 / efficiency.mean - 1))
     assert lost["data_wait"] == pytest.approx(100 * 16 / 110)
     assert phase_shares(study.points[1])["data_wait"] == 8
-    assert "data wait 15" in sentences(study)[-1]
+    assert "data wait +15, start-up +9" in sentences(study)[-1]
 
 
 def test_no_runs_is_one_line(tmp_path: Path) -> None:
