@@ -20,7 +20,8 @@ _SHAPES = (
     re.compile(r"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic)\s+)[^\s\"',;)]+"),
     re.compile(r"(?i)(\b(?:bearer|basic)(?:\s+|%20))[A-Za-z0-9._~+/=-]{8,}"),
     re.compile(r"(://)[^/?#\s\"'<>]+(?=@)"),  # user:password@host, up to the last @
-    re.compile(r"()\beyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?"),  # a bare JWT
+    # A bare JWT. Its head is short; without a bound many heads in a row take quadratic time.
+    re.compile(r"()\beyJ[A-Za-z0-9_-]{4,1000}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?"),
 )
 _REMOVED = "[removed]"
 _PIECE = 16  # a server may repeat a part of a token, or a message may cut it off
