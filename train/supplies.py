@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dataset.connection import NETWORK_ERRORS, Pool, explain
+from dataset.document import get_document
 from dataset.errors import DataError, UserError
 from dataset.federation import DISCOVERY_PATH, parse_discovery, parse_target
 from dataset.folder import Ledger
 from dataset.output_folder import find_unfinished
+from dataset.reach import Reach
+from dataset.redaction import redact
 from train.surroundings import NOTE, OK, WRONG, Finding, free_bytes, gib
 
 MIN_FREE_BYTES = 2 << 30  # three ResNet-50 checkpoints (0.2 GB each) and the records
@@ -171,11 +174,16 @@ def find_discovery(data: str, federation: str) -> str | None:
 def look_at_federation(discovery: str, timeout_s: float, is_needed: bool) -> Finding:
     """Whether the federation's discovery answers from here."""
     host = urlsplit(discovery).netloc
+    pool = Pool(timeout_s, Reach(discovery))
     try:
-        with urllib.request.urlopen(discovery + DISCOVERY_PATH, timeout=timeout_s) as answer:
-            return Finding("federation", f"{host}: director {parse_discovery(answer.read(), host)}")
-    except (OSError, ValueError) as error:
-        return unreachable(host, str(getattr(error, "reason", error)), is_needed)
+        status, _, body, _ = get_document(pool, discovery + DISCOVERY_PATH, {})
+        if status != 200:
+            return unreachable(host, f"it answered {status}", is_needed)
+        return Finding("federation", redact(f"{host}: director {parse_discovery(body, host)}"))
+    except (*NETWORK_ERRORS, ValueError) as error:
+        return unreachable(host, explain(error), is_needed)
+    finally:
+        pool.close()
 
 
 def unreachable(host: str, why: str, is_needed: bool) -> Finding:
