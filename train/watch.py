@@ -25,7 +25,7 @@ class Beat:
         return f"{self.progress}|{self.doing}|{self.stamp}"
 
 
-Beats = Sequence[Beat | None]  # by rank; None: it has not beaten yet
+Beats = Sequence[Beat]  # by rank
 
 
 def unpack_beat(raw: bytes) -> Beat:
@@ -63,10 +63,10 @@ class Judge:
         if stands_still_s < self._timeout_s:
             return ""
         pairs = zip(self._first, self._last, strict=True)
-        moved = {rank for rank, (old, new) in enumerate(pairs) if _progress(old) < _progress(new)}
+        moved = {rank for rank, (old, new) in enumerate(pairs) if old.progress < new.progress}
         if behind := name_behind(self._last, moved):
             return behind
-        all_compute = not any(beat is None or beat.doing == READING for beat in self._last)
+        all_compute = not any(beat.doing == READING for beat in self._last)
         if self._standstill_s is None or moved or not all_compute:
             return ""
         if stands_still_s < self._standstill_s:
@@ -86,16 +86,12 @@ def name_silent(before: Beats, now: Beats) -> str:
 
 def name_behind(beats: Beats, moving: set[int] | frozenset[int] = frozenset()) -> str:
     """The ranks that stand behind the furthest one, or an empty string."""
-    furthest = max(_progress(beat) for beat in beats)
+    furthest = max(beat.progress for beat in beats)
     names = [
-        f"rank {rank} ({beat.doing})" if beat else f"rank {rank}"
+        f"rank {rank} ({beat.doing})"
         for rank, beat in enumerate(beats)
-        if _progress(beat) < furthest and rank not in moving
+        if beat.progress < furthest and rank not in moving
     ]
     if not names:
         return ""
     return f"{', '.join(names)} hangs: it answers, but did not come as far as the others"
-
-
-def _progress(beat: Beat | None) -> int:
-    return beat.progress if beat else 0
