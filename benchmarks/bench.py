@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.load import Load
+from train.recorder import current_commit
 
 T = TypeVar("T")
 Table = tuple[str, list[str], list[list[str]]]  # title, header, rows
@@ -99,12 +100,13 @@ def format_table(title: str, header: list[str], rows: list[list[str]]) -> str:
 
 
 def write_result(name: str, result: dict[str, Any]) -> Path:
-    """The result as JSON, with the command and what it was measured on."""
+    """The result as JSON, with the command, the commit, the date and the machine."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "processor": _processor()}
-    path.write_text(json.dumps(result | {"machine": machine, "command": command}, indent=1) + "\n")
+    source = {"command": command, "commit": current_commit(), "date": time.strftime("%Y-%m-%d")}
+    path.write_text(json.dumps(result | {"machine": machine} | source, indent=1) + "\n")
     return path
 
 

@@ -1,0 +1,152 @@
+"""How does the start-up exchange grow with the number of ranks? Real SLURM steps of 1 to 16 tasks.
+
+    python benchmarks/startup_exchange.py --rounds 5
+
+Measured is what the ranks do together before the first step: they find rank 0, wait for each
+other, build gloo's connections of all with all, twice, and exchange what `prepare` exchanges. Not
+measured: SLURM's own start and the imports, which on a cluster each rank does on its own cores.
+Every round is a new exchange of processes that were forked when torch was imported; the time is
+that of the slowest rank. All ranks share this machine's cores, so that the work of N ranks is done
+by two cores in turn: the fitted seconds a rank are CPU time of all ranks together, an upper bound
+of what a cluster with a core a rank and more would add. What a network adds is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from benchmarks.bench import (
+    ROOT,
+    Table,
+    make_parser,
+    median,
+    print_table,
+    write_result,
+)
+from dataset.errors import run_command
+from train.comm import Comm
+from train.cpus import own_binding
+from train.launch import detect_launch
+
+RANKS, NUM_NODES = (1, 2, 4, 8, 16), 4
+BEYOND = 128
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="in each step of SLURM")
+    parser.add_argument("--task", type=Path, help="used by the benchmark itself: be a task")
+    args = parser.parse_args()
+    if args.task:
+        return be_task(args.task, args.rounds)
+    from tests.cluster.slurm import service
+
+    service.up()
+    try:
+        seconds = {str(n): run_step(n, args.rounds) for n in RANKS}
+    finally:
+        service.down()
+    result = {"rounds": args.rounds, "seconds": seconds, "load_1min": os.getloadavg()[0]}
+    for table in tables(result):
+        print_table(*table)
+    print("\nwritten to", write_result("startup_exchange", result))
+    return 0
+
+
+def run_step(num_ranks: int, rounds: int) -> list[float]:
+    """Seconds of each round of a SLURM step with so many tasks on up to four nodes."""
+    from tests.cluster.slurm.service import srun
+
+    folder = ROOT / ".cache" / "benchmarks" / f"startup-{num_ranks}-{time.time_ns()}"
+    folder.mkdir(parents=True)
+    size = [f"--nodes={min(num_ranks, NUM_NODES)}", f"--ntasks={num_ranks}"]
+    command = [sys.executable, __file__, "--task", folder, "--rounds", str(rounds)]
+    done = srun(*size, *command, timeout_s=1200, env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+    assert len(ranks) == num_ranks, ranks
+    return [max(times) for times in zip(*ranks, strict=True)]
+
+
+def be_task(folder: Path, rounds: int) -> int:
+    """A task of the step: each round is an exchange in a process of its own."""
+    rank = int(os.environ["SLURM_PROCID"])
+    times = [_measure_round(folder, rank, number) for number in range(rounds)]
+    (folder / f"rank-{rank:03d}.json").write_text(json.dumps(times))
+    return 0
+
+
+def _measure_round(folder: Path, rank: int, number: int) -> float:
+    _meet(folder / f"round-{number}", rank)  # all have imported torch, and ended the last round
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.environ["SLURM_RESTART_COUNT"] = str(number)  # other ports than in the last round
+        begin_s = time.monotonic()
+        exchange()
+        os.write(writing, str(time.monotonic() - begin_s).encode())
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"rank {rank} failed in round {number}"
+    return float(os.read(reading, 100))
+
+
+def _meet(folder: Path, rank: int) -> None:
+    """Waits until every task is here; by files, so that nothing measured is used before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / str(rank)).touch()
+    while len(list(folder.iterdir())) < int(os.environ["SLURM_STEP_NUM_TASKS"]):
+        time.sleep(0.02)
+
+
+def exchange() -> None:
+    """What the ranks of a run exchange before their first step (train/prepare.py)."""
+    comm = Comm(detect_launch(os.environ), "gloo", 600)
+    comm.from_main(None)  # the deadline
+    comm.gather(own_binding())
+    for _ in range(4):  # nodes, missing indexes, fingerprints, decoders
+        comm.gather("0123456789abcdef")
+    for _ in range(3):  # output, checkpoint, whether it is done
+        comm.from_main("0123456789abcdef")
+    comm.close()
+
+
+def fit_line(seconds: dict[str, list[float]]) -> tuple[float, float]:
+    """(fixed seconds, seconds a rank) of the medians, by least squares of the relative errors."""
+    ranks = np.array([float(name) for name in seconds if int(name) > 1])
+    times = np.array([median(values) for name, values in seconds.items() if int(name) > 1])
+    columns = np.stack([np.ones_like(ranks), ranks], axis=1)
+    (fixed_s, per_rank_s), *_ = np.linalg.lstsq(
+        columns / times[:, None], np.ones_like(times), rcond=None
+    )
+    return float(fixed_s), float(per_rank_s)
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """Seconds by number of ranks, and the line through them."""
+    fixed_s, per_rank_s = fit_line(result["seconds"])
+    rows = []
+    for name, values in result["seconds"].items():
+        ranks, found = int(name), median(values)
+        fitted = f"{fixed_s + per_rank_s * ranks:.2f}" if ranks > 1 else ""
+        spread = f"{min(values):.2f} to {max(values):.2f}"
+        rows.append([name, f"{found:.2f}", spread, fitted])
+    rows.append([f"{BEYOND} (by the line)", "", "", f"{fixed_s + per_rank_s * BEYOND:.2f}"])
+    title = (
+        f"Start-up exchange of N ranks on {NUM_NODES} nodes of SLURM, all on this machine's cores: "
+        f"{fixed_s:.2f} s + {1000 * per_rank_s:.0f} ms a rank, median of {result['rounds']} rounds"
+    )
+    return [(title, ["ranks", "s", "range", "fitted, s"], rows)]
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
