@@ -10,7 +10,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import ddp, epoch_overhead, loader, memory, step, time_to_first_step
+from benchmarks import (
+    ddp,
+    epoch_overhead,
+    loader,
+    memory,
+    startup_exchange,
+    step,
+    time_to_first_step,
+)
 from benchmarks.bench import RESULTS, ROOT, Table, format_table
 from benchmarks.extract_doc import fill
 
@@ -21,6 +29,7 @@ MAKERS: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "ddp": ddp.tables,
     "epoch_overhead": epoch_overhead.tables,
     "time_to_first_step": time_to_first_step.tables,
+    "startup_exchange": startup_exchange.tables,
     "memory": memory.tables,
 }
 

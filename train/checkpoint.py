@@ -9,6 +9,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from dataset.errors import CommandError, DataError, UserError, describe_os_error
 from train.paths import check_checkpoint
+from train.snapshot import Snapshot
 from train.torch_file import read_torch_file, write_torch_file
 
 log = logging.getLogger("trainyard")
@@ -35,7 +37,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
 
 
 class CheckpointWriter:
-    """Writes states in a thread; training waits only for the copy to host memory."""
+    """Writes states in a thread; training waits only for a copy, on a GPU for none to the host."""
 
     def __init__(self, folder: Path, first_step: int | None = None) -> None:
         """first_step: where this attempt begins; later files are damaged, or of a given-up course.
@@ -49,15 +51,19 @@ class CheckpointWriter:
         self.last_ok = True
         self.last_write_s = 0.0
         self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
         folder.mkdir(parents=True, exist_ok=True)
         for part in folder.glob("*.part"):  # of a writer that was killed
             part.unlink(missing_ok=True)
 
-    def save(self, state: State, is_best: bool = False) -> None:
-        """Starts to write a state; an earlier one that is still being written is waited for."""
+    def save(self, state: State, is_best: bool = False, records: Sequence[Path] = ()) -> None:
+        """Starts to write a state; an earlier one that is still being written is waited for.
+
+        The records of what led to this state are on the disk before it is.
+        """
         self.wait()
-        host_state = copy_to_host(state)
-        self._thread = threading.Thread(target=self._write, args=(host_state, is_best))
+        arguments = (Snapshot(state), state["step"], is_best, records)
+        self._thread = threading.Thread(target=self._write, args=arguments)
         self._thread.start()
 
     def wait(self) -> bool:
@@ -65,33 +71,40 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._failure is not None:
+            raise self._failure
         return self.last_ok
 
-    def _write(self, state: State, is_best: bool) -> None:
-        path = self.folder / file_name(state["step"])
+    def _write(self, snapshot: Snapshot, step: int, is_best: bool, records: Sequence[Path]) -> None:
+        path = self.folder / file_name(step)
         part = path.with_name(path.name + ".part")
         begin_s = time.monotonic()
         self.last_ok = False
         try:
+            state = snapshot.fetch()
             if not all_finite(state):
                 self.not_finite = True
                 return
             write_torch_file(part, state)
+            for record in records:
+                _sync(record)
             if is_best:  # first: a kill in between must not leave a state whose best is missing
                 _link_or_copy(part, self.folder / BEST_NAME)
             part.replace(path)
-            _sync_folder(self.folder)
+            _sync(self.folder)
             self.last_ok = True
             self.last_write_s = time.monotonic() - begin_s
             for old in self._given_up:
                 if old != path:
                     _unlink(old)
             self._given_up = []
-            _prune(self.folder, state["step"])
+            _prune(self.folder, step)
         except OSError as error:
             _unlink(part)
             reason = describe_os_error(error) or str(error)
-            log.warning("checkpoint of step %d not written: %s", state["step"], reason)
+            log.warning("checkpoint of step %d not written: %s", step, reason)
+        except Exception as error:  # of the device: the training must not go on without it
+            self._failure = error
 
 
 def file_name(step: int) -> str:
@@ -154,17 +167,6 @@ def describe_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
     return ", ".join(f"{name}: {old.get(name)} -> {new.get(name)}" for name in names)
 
 
-def copy_to_host(value: Any) -> Any:
-    """A deep copy with every tensor in host memory: training may go on changing the originals."""
-    if torch.is_tensor(value):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: copy_to_host(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(copy_to_host(item) for item in value)
-    return value
-
-
 def all_finite(value: Any) -> bool:
     """Whether no floating-point tensor in the state holds NaN or infinity."""
     if torch.is_tensor(value):
@@ -192,8 +194,9 @@ def _unlink(path: Path) -> None:
         path.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Brings a file, or the names in a folder, to the disk."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -19,6 +19,8 @@ from train.tensorboard import EpochBoard
 
 log = logging.getLogger("trainyard")
 
+MIN_GAP_S = 30.0  # between checkpoints of epochs: on 128 GPUs an epoch lasts 4 s
+
 
 class Keeper:
     """Holds the output folder from the first step of an attempt to its end."""
@@ -56,9 +58,14 @@ class Keeper:
         if self._board:
             self._board.add(record)
 
+    def is_soon(self) -> bool:
+        """Whether the last checkpoint, or the start, is so near that another would save little."""
+        return time.monotonic() - self._saved_s < min(MIN_GAP_S, self._interval_s)
+
     def save(self, state: checkpoint.State, is_best: bool) -> None:
         """Starts to write a checkpoint."""
-        self.writer.save(state | {"schema": checkpoint.SCHEMA}, is_best)
+        records = [path for path in (self.recorder.epochs_path,) if path.exists()]
+        self.writer.save(state | {"schema": checkpoint.SCHEMA}, is_best, records)
         self._saved_s = time.monotonic()
 
     def require_durable(self) -> None:

@@ -40,7 +40,10 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Adds one JSON line in one write, after a line that a killed writer left torn too."""
+    """Adds one JSON line in one write, after a line that a killed writer left torn too.
+
+    It does not wait for the disk: a checkpoint does, for the lines that led to it.
+    """
     line = json.dumps(value, allow_nan=False) + "\n"
     with open(path, "ab+") as file:
         if file.tell() > 0:
@@ -48,8 +51,6 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
             if file.read(1) != b"\n":
                 line = "\n" + line
         file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -145,9 +145,13 @@ class Recorder:
         with self._lock:
             write_json(self.folder / RUN_FILE, self.run)
 
+    @property
+    def epochs_path(self) -> Path:
+        return self.folder / EPOCHS_FILE
+
     def _write_epochs(self) -> None:
         while self._epochs:
-            append_line(self.folder / EPOCHS_FILE, self._epochs[0])
+            append_line(self.epochs_path, self._epochs[0])
             self._epochs.pop(0)
 
 

@@ -284,18 +284,22 @@ class Run:
         if self.keeper:
             eval_s = self.clock.last_s["evaluation"]
             self.keeper.add_epoch(describe_epoch(epoch, self.trainer, sums, results, eval_s))
-        self.save(is_best)
+        is_needed = is_best or self.trainer.step == self.setup.total_steps
+        self.save(is_best, sums, must_write=is_needed)
 
     # --- save and end --------------------------------------------------------------------------
 
-    def save(self, is_best: bool = False) -> None:
+    def save(
+        self, is_best: bool = False, sums: EpochSums | None = None, must_write: bool = True
+    ) -> None:
         """Starts a checkpoint; the ranks exchange only their sums and the times of their phases."""
         with self.clock.phase("checkpoint"):
-            sums = self.meter.total()
+            sums = sums or self.meter.total()
             phases = self.comm.gather(self.phases())
             if not self.keeper:
                 return
-            self.keeper.save(self.state(sums), is_best)
+            if must_write or not self.keeper.is_soon():
+                self.keeper.save(self.state(sums), is_best)
         self.keeper.recorder.update(phases, self.describe_progress())
 
     def state(self, sums: EpochSums) -> dict[str, Any]:

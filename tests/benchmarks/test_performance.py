@@ -10,7 +10,15 @@ from collections.abc import Collection
 
 import pytest
 
-from benchmarks import bench, ddp, epoch_overhead, memory, step, time_to_first_step
+from benchmarks import (
+    bench,
+    ddp,
+    epoch_overhead,
+    memory,
+    startup_exchange,
+    step,
+    time_to_first_step,
+)
 from benchmarks.bench import format_table, median_ratio
 from benchmarks.load import own_s
 from benchmarks.performance_doc import DOC, MAKERS
@@ -91,6 +99,16 @@ def test_each_way_of_the_step_turns_one_measure(task: step.Task, other: str) -> 
     for name, measures in ways.items():
         if name not in (step.REFERENCE, step.OURS):
             assert len(vars(own).items() - vars(measures).items()) == 1
+
+
+@pytest.mark.parametrize(("shape", "each_s"), [("rank", 0.2), ("pair of ranks", 0.03)])
+def test_the_start_up_exchange_is_fitted_by_the_shape_that_it_has(
+    shape: str, each_s: float
+) -> None:
+    size = startup_exchange.SHAPES[shape]
+    fit = startup_exchange.fit_seconds({n: 0.3 + each_s * size(n) for n in (2, 4, 8, 16)})
+    assert fit.shape == shape
+    assert (fit.fixed_s, fit.each_s) == pytest.approx((0.3, each_s))
 
 
 def test_the_page_has_a_place_for_every_table() -> None:

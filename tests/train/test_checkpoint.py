@@ -22,6 +22,7 @@ from train import checkpoint
 from train.checkpoint import CheckpointWriter, list_checkpoints, load_checkpoint, load_latest
 from train.evaluate import Accuracy
 from train.progress import Progress
+from train.snapshot import copy_to_host
 
 Best = dict[str, Any]
 
@@ -50,7 +51,7 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     state = state_at(7) | {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     writer = CheckpointWriter(tmp_path)
     writer.save(state)
-    before = checkpoint.copy_to_host(state)
+    before = copy_to_host(state)
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.add_(1)  # training goes on while the state is written
