@@ -25,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
+import torch
 
 from benchmarks.bench import (
     ROOT,
@@ -112,7 +113,8 @@ def _meet(folder: Path, rank: int) -> None:
 
 def exchange() -> None:
     """What the ranks of a run exchange before their first step (train/prepare.py)."""
-    comm = Comm(detect_launch(os.environ), "gloo", 600)
+    comm = Comm(detect_launch(os.environ))
+    comm.join(torch.device("cpu"), 600)
     comm.from_main(None)  # the deadline
     comm.gather(own_binding())
     for _ in range(4):  # nodes, missing indexes, fingerprints, decoders

@@ -213,7 +213,7 @@ def test_128_ranks_wait_for_each_other_with_requests_for_one_key() -> None:
     server = HashStore()
     stores = [CountingStore(server) for _ in range(world)]
     comms = [thread_ranks.make_comm(rank, world, store=s) for rank, s in enumerate(stores)]
-    threads = [threading.Thread(target=comm._wait_for_all, args=(60.0,)) for comm in comms]
+    threads = [threading.Thread(target=comm._wait_for_all, args=(60.0, "")) for comm in comms]
     for thread in threads[1:]:
         thread.start()
     assert not server.check(["all here"])  # the last one is still missing

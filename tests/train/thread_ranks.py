@@ -49,8 +49,7 @@ def run(world_size: int, function: Callable[[Comm], T]) -> list[T]:
 
 def make_comm(rank: int, world_size: int, control: Any = None, store: Any = None) -> Comm:
     """A Comm over a group and a store that are there already."""
-    comm = Comm(Launch("single", "a test"), "gloo", 60)
-    comm.rank, comm.world_size = rank, world_size
+    comm = Comm(Launch("srun", "a test", rank=rank, world_size=world_size))
     comm.control, comm._store = control, store
     return comm
 
