@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dataset.errors import CHECKPOINTED
 from tests.conftest import ROOT
 from tests.train import ranks
 from tests.train.test_resume import final_state, find_differences
@@ -48,3 +49,33 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(images: Path, tmp_p
     assert [attempt["launcher"] for attempt in run["attempts"]] == ["torchrun", "torchrun"]
     ranks.run([*argv[len(ranks.SMALL) :], "--output", str(plain)], tmp_path / "log1", 2).expect(0)
     assert find_differences(final_state(out), final_state(plain)) == []
+
+
+@pytest.mark.timeout(240)
+def test_ctrl_c_reaches_the_ranks_of_torchrun_and_they_save(tmp_path: Path) -> None:
+    out, log_path = tmp_path / "out", tmp_path / "log"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "train", *ranks.SMALL, "--dummy"]
+    env = ranks.plain_environment() | {"OMP_NUM_THREADS": "1"}
+    with open(log_path, "w") as log:
+        torchrun = psutil.Popen(
+            [*command, "--output", str(out)],
+            cwd=ROOT,
+            env=env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        while "step 2/" not in log_path.read_text():
+            assert torchrun.poll() is None, log_path.read_text()
+            time.sleep(0.01)
+        os.killpg(torchrun.pid, signal.SIGINT)  # as a terminal does
+        torchrun.wait()
+    finally:
+        for process in [*torchrun.children(), torchrun] if torchrun.is_running() else []:
+            process.kill()
+    run = read_run(out)
+    assert (run["status"], run["exit_code"]) == ("checkpointed", CHECKPOINTED), log_path.read_text()
+    assert run["attempts"][0]["reason"] == "SIGINT"
+    assert final_state(out)["step"] >= 2

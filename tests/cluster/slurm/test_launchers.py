@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from dataset.errors import CHECKPOINTED
 from tests.cluster.mpi import MPI_ENV
 from tests.cluster.slurm.conftest import TRAIN_FLAGS
+from tests.cluster.slurm.jobs import wait_until
 from tests.conftest import ROOT
 from train.record import read_run
 
@@ -28,6 +31,22 @@ def test_under_srun_and_torchrun_the_inner_launcher_wins(slurm: ModuleType, tmp_
     run = read_run(tmp_path / "run")
     assert (run["world_size"], run["attempts"][0]["launcher"]) == (2, "torchrun")
     assert run["scheduler"]["kind"] == "slurm"
+
+
+def test_an_interrupt_by_scancel_saves_on_all_ranks_of_a_step(
+    slurm: ModuleType, tmp_path: Path
+) -> None:
+    """A Ctrl-C in srun itself is no way to do it: srun kills the ranks right after it."""
+    out = tmp_path / "run"
+    train = [sys.executable, "-m", "train", "--dummy", "-p", "1", *TRAIN_FLAGS]
+    words = shlex.join(["srun", *train, "--output", str(out)])
+    job = slurm.sbatch("--ntasks=2", "--time=3", f"--wrap={words}", cwd=tmp_path, env=PROJECT)
+    wait_until(lambda: "step 2/" in job.output(), "the second step", 100)
+    slurm.run("scancel", "--signal=INT", f"{job.id}.0", timeout_s=30)
+    job.wait(100)
+    run = read_run(out)
+    assert (run["status"], run["exit_code"]) == ("checkpointed", CHECKPOINTED), job.output()
+    assert run["attempts"][0]["reason"] == "SIGINT"
 
 
 @pytest.mark.mpi
