@@ -15,7 +15,7 @@ from dataset.errors import DataError, PassingError, UserError
 from dataset.federation import Target, Verdict, speaks_for_federation
 from dataset.lookup import Lookup
 from dataset.receive import read_retry_after
-from dataset.redaction import holds_secret
+from dataset.redaction import holds_secret, redact
 from dataset.sources import MAX_RETRY_AFTER_S
 from dataset.tokens import may_carry_secret
 from dataset.webdav import Entry, parse_listing
@@ -164,7 +164,7 @@ class Lister:
         except NETWORK_ERRORS as error:  # before ValueError: a bad certificate is one as well
             return NoListing(explain(error))
         except ValueError as error:
-            return NoListing(str(error), "broken")
+            return NoListing(redact(str(error)), "broken")
 
     def _final_error(self, agreed: str, target: Target, problem: str) -> UserError | DataError:
         if agreed == "broken":

@@ -145,6 +145,22 @@ def test_a_token_that_a_server_repeats_is_nowhere(
     assert TOKEN[:16].lower() not in "".join(texts).lower()
 
 
+def test_an_error_about_a_listing_is_clean_in_itself(tmp_path: Path) -> None:
+    class Echoing(TreeHandler):
+        def do_PROPFIND(self) -> None:
+            token = self.headers["Authorization"]
+            member = f"<response><href>/d/x</href><status>{token}</status></response>"
+            self.answer(207, f'<multistatus xmlns="DAV:">{member}</multistatus>'.encode())
+
+    (tmp_path / "token").write_text(TOKEN)
+    request = Request(
+        tmp_path / "out", FAST, token=tmp_path / "token", environ={"HOME": "/nonexistent"}
+    )
+    with running(Echoing) as url, pytest.raises(DataError, match="listing says") as caught:
+        fetch_urls([f"{url}/d/"], request)
+    assert "[removed]" in str(caught.value) and TOKEN[:16] not in str(caught.value)
+
+
 def test_a_listing_that_repeats_the_token_names_no_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     files = {f"/d/{TOKEN}.txt": b"x"}
