@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from report.plots import Chart
-from report.table import Cell, Column, Table, to_csv
+from report.table import Cell, Column, Table, to_csv, to_writable
 
 ASSETS = Path(__file__).parent / "assets"
 SHORT_CHARS = 20  # a cell up to this length is not broken into lines
@@ -32,7 +32,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section], footer: str)
     parts = "".join(
         f'<section id="{s.anchor}"><h2>{escape(s.title)}</h2>{s.body}</section>\n' for s in shown
     )
-    return (
+    return to_writable(
         "<!doctype html>\n"
         '<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

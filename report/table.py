@@ -71,7 +71,7 @@ def to_markdown(table: Table) -> str:
     lines = [line(headings), "| " + " | ".join(rule) + " |", *map(line, body)]
     above = [f"**{table.caption}**", ""] if table.caption else []
     below = ["", *(f"- {note}" for note in table.notes)] if table.notes else []
-    return "\n".join([*above, *lines, *below]) + "\n"
+    return to_writable("\n".join([*above, *lines, *below]) + "\n")
 
 
 def to_csv(tables: Sequence[Table]) -> str:
@@ -82,7 +82,7 @@ def to_csv(tables: Sequence[Table]) -> str:
     writer = csv.DictWriter(buffer, keys, lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    return buffer.getvalue()
+    return to_writable(buffer.getvalue())
 
 
 def to_json(tables: Sequence[Table]) -> str:
@@ -97,6 +97,11 @@ def to_json(tables: Sequence[Table]) -> str:
         for table in tables
     ]
     return json.dumps(whole, indent=1, allow_nan=False) + "\n"
+
+
+def to_writable(text: str) -> str:
+    """The text as any file and terminal takes it: a file name may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _records(table: Table) -> list[Mapping[str, Value]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -107,8 +108,6 @@ def test_odd_lines_of_epochs_and_stages_are_counted_and_the_rest_is_used(tmp_pat
 
 
 def test_a_pipe_in_the_place_of_a_record_is_not_opened(tmp_path: Path) -> None:
-    import os
-
     write_run(tmp_path, "good")
     for name in (RUN_FILE, EPOCHS_FILE, STAGES_FILE, "job.log"):
         (tmp_path / "pipes").mkdir(exist_ok=True)
@@ -208,3 +207,14 @@ def test_damaged_folders_end_every_command_with_0_or_2(tmp_path: Path, seed: int
 @pytest.mark.parametrize("seed", range(100, 400))
 def test_many_damaged_folders_end_every_command_with_0_or_2(tmp_path: Path, seed: int) -> None:
     fuzz(tmp_path, seed)
+
+
+def test_a_folder_whose_name_is_no_utf8_is_shown(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"runs-\xff")
+    write_run(folder, os.fsdecode(b"run-\xfe"))
+    write_raw(folder / "torn", "{")
+    page = tmp_path / "page.html"
+    assert run_script("report", folder, "--out", page)[0] == 0
+    assert "runs-?" in page.read_text()
+    for form in ("md", "csv", "json"):
+        assert run_script("scaling_table", folder, "--format", form)[0] == 0
