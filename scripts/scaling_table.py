@@ -19,7 +19,7 @@ from report.phases import phase_table
 from report.runs import load_runs
 from report.scaling import build_studies
 from report.scaling_tables import scaling_table
-from report.table import to_csv, to_json, to_markdown
+from report.table import to_csv, to_json, to_markdown, to_writable
 
 log = logging.getLogger("trainyard")
 EXAMPLE = """examples:
@@ -35,7 +35,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     runs, notes = load_runs(args.runs, args.epochs)
     for note in notes:
-        log.warning("note: %s", note)
+        log.warning("note: %s", to_writable(note))
     studies = build_studies(runs, args.predict)
     tables = [scaling_table(study) for study in studies]
     phases = [table for study in studies if (table := phase_table(study))]

@@ -15,7 +15,7 @@ from dataset.errors import CRASH, DONE, TRY_AGAIN, PassingError, UserError
 from report.runs import load_runs
 from report.scaling import build_studies
 from report.scaling_tables import scaling_table
-from report.table import Table, to_markdown
+from report.table import Table, to_markdown, to_writable
 from report.words import count
 from scripts.study.jobs import cancel_local, cancel_slurm, submit_local, submit_slurm
 from scripts.study.plan import (
@@ -138,7 +138,7 @@ def _conclude(states: list[PointState], folder: Path) -> int:
     if any(state.state == "done" for state in states):
         runs, notes = load_runs([folder])
         for note in notes:
-            log.warning("note: %s", note)
+            log.warning("note: %s", to_writable(note))
         print()
         print("\n".join(to_markdown(scaling_table(study)) for study in build_studies(runs)))
     unfinished = [state for state in states if state.state != "done"]
