@@ -11,12 +11,11 @@ require_packages("torch", "torchvision", "numpy", "PIL")
 from dataset.errors import run_command  # noqa: E402
 from train.config import parse_config  # noqa: E402
 from train.cpu_isa import limit_bf16  # noqa: E402
+from train.cpus import settle_openmp  # noqa: E402
 from train.launch import detect_launch  # noqa: E402
 from train.paths import check_paths  # noqa: E402
 
-# HTCondor sets it to the slot's CPUs. With 1, seen on a pool, the first backward pass never ends:
-# torch runs it in a second thread, to which libgomp grants none.
-os.environ.pop("OMP_THREAD_LIMIT", None)
+settle_openmp(os.environ)
 
 
 def main() -> int:

@@ -57,9 +57,11 @@ def make_task(argv: Sequence[str]) -> Callable[[], None]:
 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
-        os.environ.pop("OMP_THREAD_LIMIT", None)  # as `python -m train` does
         os.chdir(here)  # what the paths in the flags refer to
         sys.path.insert(0, root)
+        from train.cpus import settle_openmp
+
+        settle_openmp(os.environ)  # before torch is imported, as `python -m train` does
         from dataset.errors import run_command
         from train.run import main
 

@@ -6,6 +6,8 @@ There is no GPU here: torch.cuda's answers are given by the tests; tests/train/t
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from train.cpus import (
     count_sharing,
     cpus_of_rank,
     own_binding,
+    settle_openmp,
 )
 from train.device import (
     choose_device,
@@ -325,3 +328,29 @@ def test_the_memory_layout_follows_what_was_measured(monkeypatch: pytest.MonkeyP
     assert prefers_channels_last(CPU, "fp32", 224)
     assert not prefers_channels_last(CPU, "fp32", 64)
     assert not prefers_channels_last(CPU, "fp64", 224)  # torch computes float64 without oneDNN
+
+
+def test_waiting_threads_sleep_unless_the_user_wants_otherwise() -> None:
+    for given, expected in (
+        ({}, {"OMP_WAIT_POLICY": "passive"}),
+        ({"OMP_THREAD_LIMIT": "1"}, {"OMP_WAIT_POLICY": "passive"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        ({"GOMP_SPINCOUNT": "9"}, {"GOMP_SPINCOUNT": "9"}),
+    ):
+        env: dict[str, str] = dict(given)
+        settle_openmp(env)
+        assert env == expected
+
+
+def test_the_trainer_settles_openmp_before_torch_reads_it() -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    command = [sys.executable, "-m", "train", "--show-recipe", "-b", "256"]
+    done = subprocess.run(
+        command,
+        env=env | {"OMP_DISPLAY_ENV": "true"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
