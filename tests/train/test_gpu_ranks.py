@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from dataset.errors import CHECKPOINTED, TRY_AGAIN, USER_MISTAKE
+from dataset.errors import CHECKPOINTED, CRASH, TRY_AGAIN, USER_MISTAKE
 from tests.gpu_sim import ranks as gpu
 from tests.gpu_sim import stories
 from tests.train import hooks, ranks
 
 pytestmark = [pytest.mark.gpusim, pytest.mark.timeout(300)]
 DUMMY = ["--dummy", "--max-steps", "3"]
+NCCL_BACKENDS: list[dict[str, int]] = [{}, {"TORCH_DIST_USE_NCCL2": 0}]  # torch's new, its older
 
 
 def map_by_node(rank: int) -> dict[str, str]:
@@ -52,9 +53,8 @@ def test_nccl_works_on_the_gpu_of_the_model(
 
 def test_torch_s_older_nccl_backend_trains_too(tmp_path: Path) -> None:
     argv = [*DUMMY, "--output", str(tmp_path)]
-    settings = {"TORCH_DIST_USE_NCCL2": 0}
     env = gpu.slurm_step(2, 1, 4)
-    gpu.run(argv, tmp_path / "log", 2, env=env, settings=settings).expect(0)
+    gpu.run(argv, tmp_path / "log", 2, env=env, settings=NCCL_BACKENDS[1]).expect(0)
 
 
 def test_two_ranks_on_one_gpu_are_refused_by_their_numbers(tmp_path: Path) -> None:
@@ -84,32 +84,50 @@ def test_a_communicator_that_fails_says_nccl_s_own_error_and_leaves_a_record(
     assert "no device mlx5_7" in run["attempts"][-1]["reason"]
 
 
+@pytest.mark.parametrize("backend", NCCL_BACKENDS)
 def test_an_nccl_error_in_training_is_not_called_a_rank_that_answers_again(
-    tmp_path: Path,
+    tmp_path: Path, backend: dict[str, int]
 ) -> None:
     action = partial(stories.fail_nccl, stories.NCCL_SYSTEM_ERROR, "NET/IB : port 1 is down")
     argv = [*DUMMY, "--output", str(tmp_path)]
     hook = partial(stories.at_step, 1, 2, action)
-    job = gpu.run(argv, tmp_path / "log", 2, hook=hook).expect(TRY_AGAIN)
+    job = gpu.run(argv, tmp_path / "log", 2, hook=hook, settings=backend).expect(TRY_AGAIN)
     assert "port 1 is down" in job.log
     assert "answers again" not in job.log
     assert gpu.read_run(tmp_path)["exit_code"] == TRY_AGAIN
 
 
-def test_an_ecc_error_of_one_gpu_ends_all_ranks_with_75(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_ranks", "backend"), [(1, {}), *[(2, b) for b in NCCL_BACKENDS]])
+def test_an_ecc_error_of_one_gpu_ends_all_ranks_with_75(
+    tmp_path: Path, num_ranks: int, backend: dict[str, int]
+) -> None:
     argv = [*DUMMY, "--max-steps", "30", "--output", str(tmp_path)]
-    hook = partial(stories.at_step, 1, 2, stories.break_gpu)
-    job = gpu.run(argv, tmp_path / "log", 2, hook=hook).expect(TRY_AGAIN)
-    assert "rank 1" in job.log
+    hook = partial(stories.at_step, num_ranks - 1, 2, stories.break_gpu)
+    job = gpu.run(argv, tmp_path / "log", num_ranks, hook=hook, settings=backend)
+    job.expect(TRY_AGAIN)
     assert "uncorrectable ECC error" in job.log
+    assert "run the same command again" in job.log
     assert gpu.read_run(tmp_path)["exit_code"] == TRY_AGAIN
 
 
-def test_a_preempted_gpu_run_goes_on_on_the_cpu(images: Path, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
+    argv = [*DUMMY, "--max-steps", "30", "--timeout-minutes", "0.2", "--output", str(tmp_path)]
+    hook = partial(stories.at_step, 1, 2, hooks.kill_myself)
+    job = gpu.run(argv, tmp_path / "log", 2, hook=hook)
+    assert job.codes == [CRASH, -signal.SIGKILL]
+    assert "lost contact with rank 1" in job.log
+    run = gpu.read_run(tmp_path)
+    assert (run["status"], run["exit_code"]) == ("failed", CRASH)
+
+
+@pytest.mark.parametrize(("number", "num_ranks"), [(signal.SIGUSR2, 2), (signal.SIGTERM, 1)])
+def test_a_preempted_gpu_run_goes_on_on_the_cpu(
+    images: Path, tmp_path: Path, number: signal.Signals, num_ranks: int
+) -> None:
     out = tmp_path / "out"
     argv = [str(images), "--precision", "fp32", "--epochs", "2", "--output", str(out)]
-    hook = partial(stories.at_step, 0, 3, partial(hooks.signal_myself, signal.SIGUSR2))
-    gpu.run(argv, tmp_path / "log", 2, hook=hook).expect(CHECKPOINTED)
+    hook = partial(stories.at_step, 0, 3, partial(hooks.signal_myself, number))
+    gpu.run(argv, tmp_path / "log", num_ranks, hook=hook).expect(CHECKPOINTED)
     step = gpu.read_run(out)["images_trained"] // 8
     assert 3 <= step < 10
     job = ranks.run(argv, tmp_path / "log2", 1).expect(0)

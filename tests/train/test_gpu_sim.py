@@ -39,3 +39,22 @@ def test_weights_are_those_of_the_cpu_however_late_copies_and_collectives_end(
     cpu, quick, slow = (weights(tmp_path / name) for name in ("cpu", "gpu-0", "gpu-20000"))
     assert furthest(quick, slow) == 0
     assert furthest(cpu, quick) < 1e-6
+
+
+def forget_to_wait() -> None:
+    """The mutation: a batch is used before its copy to the device has ended."""
+    import train.loader
+
+    train.loader._hand_over = lambda batch, _copied: batch
+
+
+def test_a_batch_that_is_used_before_its_copy_has_ended_shows(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train").symlink_to(images / "train")  # nothing to validate: each copy is slow
+    argv = [str(tmp_path / "data"), *STEPS, "--max-steps", "1", "--output"]
+    settings = {"CUDASIM_DMA_US": 2_000_000}  # the next batch is read in less
+    log = tmp_path / "log"
+    gpu.run([*argv, f"{tmp_path}/right"], log, settings=settings).expect(0)
+    job = gpu.run([*argv, f"{tmp_path}/wrong"], log, settings=settings, hook=forget_to_wait)
+    right = weights(tmp_path / "right")
+    assert job.codes != [0] or furthest(right, weights(tmp_path / "wrong")) > 1e-3
