@@ -70,7 +70,7 @@ def slurm_step(
     num_nodes: int, per_node: int, gpus_seen: int, *, is_cyclic: bool = False
 ) -> Environment:
     """The variables of a task of an srun step on so many nodes, each with so many GPUs to see."""
-    num_tasks, job = num_nodes * per_node, str(time.monotonic_ns())
+    num_tasks, job = num_nodes * per_node, str(time.monotonic_ns() % 10**9)
     seen = ",".join(map(str, range(gpus_seen)))
 
     def variables(rank: int) -> dict[str, str]:

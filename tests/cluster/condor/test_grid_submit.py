@@ -27,7 +27,7 @@ def test_the_command_of_the_manual(condor: ModuleType) -> None:
     assert "EPOCHS=5" in ad["Environment"]
     assert int(ad["RequestDisk"]) * 1024 == 148 << 30
     assert ad["RequestGPUs"] == "1"
-    assert (ad["GPUsMinCapability"], ad["GPUsMinRuntime"]) == ("7.5", "13000")  # of the pinned torch
+    assert (ad["GPUsMinCapability"], ad["GPUsMinRuntime"]) == ("7.5", "13000")
     assert (ad["SuccessCheckpointExitCode"], ad["TransferCheckpoint"]) == ("85", "out")
     assert (ad["WhenToTransferOutput"], ad["TransferOutput"]) == ("ON_EXIT_OR_EVICT", "out")
     assert (ad["JobDurationCategory"], ad["AllowedExecuteDuration"]) == ("Medium", "72000")
