@@ -98,6 +98,9 @@ class DigestAsker:
         own = [kind for kind in self._transfer.store.sums.kinds if kind != "crc32"]
         kinds = [*own, *(k for k in ("md5", "adler32") if k not in own)]
         found = ask_digest(self._transfer.lookup, kinds, self._timeout_s)
+        if found is None and self._known:  # nobody answers now: what was told then still counts
+            kind = next((k for k in kinds if k in self._known), next(iter(self._known)))
+            found = Digest(kind, self._known[kind], "an earlier start", is_origin=False)
         if found is None:
             return
         kind, value, where, is_origin = found

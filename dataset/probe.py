@@ -16,6 +16,7 @@ from dataset.checksum import parse_digest_header
 from dataset.connection import NETWORK_ERRORS, Answer, Pool, explain
 from dataset.document import RIVAL_S, Watch, ask_rivals, get_document, watching
 from dataset.errors import PassingError, UserError
+from dataset.federation import DirectorAnswer, Verdict
 from dataset.framing import ProtocolError
 from dataset.lookup import Lookup
 from dataset.receive import (
@@ -33,6 +34,7 @@ VOTE_S = 0.5  # how long a first answer waits for a second one
 DOUBT_S = 10.0  # and when it is another size than the partial file's
 QUICK_S = 1.0
 RIVAL_SHARE = 0.25  # of the time for a digest
+ORIGIN_WAITS_S = (0.2, 1.0, 3.0)
 TICK_S = 0.05
 
 
@@ -243,7 +245,7 @@ def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> Digest | N
     """
     pool = Pool(timeout_s, lookup.reach)
     try:
-        origin = lookup.ask(directread=True)
+        origin = _find_origin(lookup)
         token = origin.namespace.require_token
         places = [(url, token) for url in origin.sources]
         with lookup.lock:
@@ -261,6 +263,16 @@ def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> Digest | N
         return ask_rivals(questions, RIVAL_SHARE * timeout_s, timeout_s)
     finally:
         pool.close()
+
+
+def _find_origin(lookup: Lookup) -> DirectorAnswer:
+    """Where the origin is; one failed look-up does not leave the object without a digest."""
+    for wait_s in ORIGIN_WAITS_S:
+        answer = lookup.ask(directread=True)
+        if answer.verdict is not Verdict.PASSING:
+            return answer
+        time.sleep(wait_s)
+    return lookup.ask(directread=True)
 
 
 def _ask_one(pool: Pool, lookup: Lookup, url: str, wants_token: bool, kind: str) -> str | None:

@@ -230,6 +230,17 @@ def test_an_answer_that_drips_is_given_up_while_comparing(start: str) -> None:
         compare._compare_run(lookup, store, Source(url, "cache"), 0, 1)
 
 
+def test_a_digest_of_an_earlier_start_counts_when_nobody_tells_one_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a partial file of the old object would be completed with bytes of a new one."""
+    monkeypatch.setattr(digests, "ask_digest", lambda *_: None)
+    transfer = MagicMock()
+    transfer.store.sums.kinds = ("crc32c",)
+    known = Progress("osdf:///object.bin", SIZE, ("crc32c",), "", digests={"md5": "a" * 32})
+    assert DigestAsker(transfer, known).wait() == ("md5", "a" * 32, "an earlier start", False)
+
+
 @pytest.mark.parametrize("is_origin", [True, False])
 def test_only_the_origins_digest_tells_that_the_object_changed(
     is_origin: bool, monkeypatch: pytest.MonkeyPatch
