@@ -218,7 +218,7 @@ def test_a_failed_point_is_shown_with_its_log_and_the_others_run(tmp_path: Path)
     (broken / "run.json").write_text('{"schema": 99, "attempts": []}')
     done = run(*words, "--max-steps", "1", cwd=tmp_path)
     assert done.returncode != 0
-    assert "| cpu |          4 |   1 |     1 |" in done.stdout
+    assert "| cpu |          4 |   1 |          1 |" in done.stdout
     assert "s-gpus0001-r1 failed" in done.stderr
     assert "schema 99" in done.stderr
     assert "1 of 2 runs are not done" in done.stderr
