@@ -197,7 +197,7 @@ def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_p
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "weak scaling" in done.stdout
-    assert "| cpu |          8 |   1 |     2 |" in done.stdout
+    assert "| cpu |          8 |   1 |          2 |" in done.stdout
     records = sorted((tmp_path / "s").rglob("run.json"))
     launchers = [json.loads(path.read_text())["attempts"][0]["launcher"] for path in records]
     assert launchers == ["submitit", "submitit"]
