@@ -97,7 +97,10 @@ def check_gpu(env: Mapping[str, str]) -> str:
 
 def name_decoder() -> str:
     """Which JPEG decoder will feed the GPU, for the job's log."""
-    from train.jpeg import load_kernel
+    try:
+        from train.jpeg import load_kernel
+    except ImportError as error:
+        return f"JPEG decoder: unknown ({error})"
 
     if load_kernel() is not None:
         return "JPEG decoder: the kernel that came with the job"
