@@ -79,6 +79,7 @@ class DigestAsker:
         self._transfer = transfer
         self._known = dict(progress.digests)
         self._found: Digest | None = None
+        self._changed: ObjectChanged | None = None
         self._timeout_s = WAIT_S + progress.size / DIGEST_BYTES_PER_S
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._is_started = False
@@ -106,7 +107,8 @@ class DigestAsker:
         kind, value, where, is_origin = found
         if self._known.get(kind, value) != value:
             if is_origin:
-                self._transfer.fail(ObjectChanged(f"its {kind} at {where} is another one"))
+                self._changed = ObjectChanged(f"its {kind} at {where} is another one")
+                self._transfer.fail(self._changed)
                 return
             found = Digest(kind, self._known[kind], "an earlier start", is_origin)
         self._found = found
@@ -121,4 +123,6 @@ class DigestAsker:
         if not self._is_started:
             self._start()
         self._thread.join(self._timeout_s)
+        if self._changed is not None:  # the last byte may have come before this answer
+            raise self._changed
         return self._found
