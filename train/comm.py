@@ -157,7 +157,10 @@ class Comm:
             time.sleep(2 * HEARTBEAT_S)  # the store dies with this process
 
     def first_failure(self) -> tuple[str, int] | None:
-        """What another rank announced, waiting a moment for it: (message, exit code)."""
+        """(message, exit code) of another rank: announced, after a moment too, or seen from here.
+
+        None: no rank is missing, so what failed here is all that is known.
+        """
         if self._store is None:
             return None
         deadline_s = time.monotonic() + 3 * HEARTBEAT_S
@@ -169,7 +172,7 @@ class Comm:
                 time.sleep(0.05)
             now = self._read_beats()
             missing = name_silent(beats, now) or name_behind(now)
-            return missing or "lost contact with a rank that answers again", CRASH
+            return (missing, CRASH) if missing else None
         except RuntimeError:
             return RANK_0_LOST, CRASH
 

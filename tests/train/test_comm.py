@@ -169,6 +169,24 @@ def test_a_restart_by_torchrun_does_not_trip_over_the_keys_of_the_failed_start(
     assert read_run(tmp_path / "out")["status"] == "done"
 
 
+def refuse_connection() -> None:
+    raise RuntimeError(
+        "NCCL error: unhandled system error: Connect to n2<4711>: Connection refused"
+    )
+
+
+def test_a_connection_that_fails_although_all_ranks_answer_is_said_as_it_is(
+    images: Path, tmp_path: Path
+) -> None:
+    """A firewall between two nodes: no rank is missing, so none is blamed."""
+    argv = [str(images), "--max-steps", "3", "--output", str(tmp_path / "out")]
+    hook = partial(hooks.before, "torch.distributed", "all_reduce", refuse_connection)
+    job = ranks.run(argv, tmp_path / "log", 2, hook=hook).expect(TRY_AGAIN)
+    assert "Connect to n2<4711>: Connection refused" in job.log
+    assert "NCCL_DEBUG=INFO" in job.log
+    assert "lost contact" not in job.log
+
+
 def test_only_the_killed_rank_is_named_although_clocks_differ(images: Path, tmp_path: Path) -> None:
     """Nodes without NTP: a rank whose clock is wrong is not a dead one."""
     hook = partial(
