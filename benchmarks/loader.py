@@ -85,13 +85,13 @@ def make_loaders(folder: Path, data: Dataset, split: str) -> dict[str, Loader]:
         REFERENCE: lambda: make_loader(folder, split, SIZE, BATCH, WORKERS),
         "torchvision.io + transforms v2, uint8": lambda: _tv_io(folder / split, split),
         "webdataset, PIL, float": lambda: _webdataset(folder, split),
-        OURS_PIL: lambda: _ours(data, split, "pil"),
-        OURS_FLOAT: lambda: map(_normalise, _ours(data, split, "kernel")),
-        OURS: lambda: _ours(data, split, "kernel"),
+        OURS_PIL: lambda: load_ours(data, split, "pil"),
+        OURS_FLOAT: lambda: map(_normalise, load_ours(data, split, "kernel")),
+        OURS: lambda: load_ours(data, split, "kernel"),
     }
     if split == "train":
-        loaders[OTHER_PIL] = lambda: _ours(data, split, "pil", in_threads=True)
-        loaders[OTHER] = lambda: _ours(data, split, "kernel", in_threads=False)
+        loaders[OTHER_PIL] = lambda: load_ours(data, split, "pil", in_threads=True)
+        loaders[OTHER] = lambda: load_ours(data, split, "kernel", in_threads=False)
     return loaders
 
 
@@ -161,8 +161,12 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(member, io.BytesIO(data))
 
 
-def _ours(
-    data: Dataset, split: str, decoder_name: str, in_threads: bool | None = None
+def load_ours(
+    data: Dataset,
+    split: str,
+    decoder_name: str,
+    in_threads: bool | None = None,
+    num_readers: int | None = None,
 ) -> Iterable[Any]:
     """Our batches; in_threads overrules what the decoder says of itself."""
     decoder = choose_decoder(decoder_name)
@@ -174,7 +178,7 @@ def _ours(
     items = [Item(0, step, 0) for step in steps]
     if split == "val":
         items = [Item(0, -1, part) for part in range(len(images.val_batches))]
-    return load_batches(images, items, WORKERS)
+    return load_batches(images, items, WORKERS, num_readers)
 
 
 def _normalise(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,6 +14,7 @@ from benchmarks import (
     ddp,
     epoch_overhead,
     loader,
+    loader_latency,
     memory,
     startup_exchange,
     step,
@@ -25,6 +26,7 @@ from benchmarks.extract_doc import fill
 DOC = ROOT / "docs" / "performance.md"
 MAKERS: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "loader": loader.tables,
+    "loader_latency": loader_latency.tables,
     "step": step.tables,
     "ddp": ddp.tables,
     "epoch_overhead": epoch_overhead.tables,

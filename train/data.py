@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -123,15 +124,18 @@ class Images:
             self.val_batches = split_validation(len(val), batch, plan.rank, plan.world_size)
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
         self.reads = Reads()
+        # Held while an image is decoded: threads that read may be more than there are cores.
+        self.decoding: AbstractContextManager[Any] = nullcontext()
         self._looked_s = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_order", "reads")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_order", "reads", "decoding")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
         self.reads = Reads()
+        self.decoding = nullcontext()
 
     def _make_order(self, epoch: int) -> Int64s:
         return epoch_order(self.seed, epoch, len(self.train))
@@ -201,7 +205,8 @@ class Images:
         for _ in range(len(self.train)):
             where, data = self.train.where(index), self.reads.read(self.train, False, index)
             try:
-                self.decoder.train(data, where, draft.uniforms[slot], draft.pixels[slot])
+                with self.decoding:
+                    self.decoder.train(data, where, draft.uniforms[slot], draft.pixels[slot])
                 draft.label_values[slot] = self.train.labels[index]
                 return
             except DataError as error:
@@ -216,7 +221,8 @@ class Images:
         index = int(draft.indices[slot])
         where, data = self.val.where(index), self.reads.read(self.val, True, index)
         try:
-            self.decoder.val(data, where, draft.pixels[slot])
+            with self.decoding:
+                self.decoder.val(data, where, draft.pixels[slot])
         except DataError as error:
             self._refuse(error)
             draft.pixels[slot] = 0

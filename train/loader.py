@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,14 +14,20 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from dataset.errors import CommandError
 from train.data import Batch, Draft, Images, Item, Schedule
 
 CHUNK = 4  # images a task: small enough that all threads work on the batch that is waited for
-MIN_BATCHES_AHEAD = 3
+# Batches that are being filled: enough for a disk that stops for a moment, where memory allows.
+MIN_BATCHES_AHEAD, BATCHES_AHEAD, MAX_BYTES_AHEAD = 3, 6, 512 << 20
+# A read on a shared disk waits for 5 to 10 ms, in which a core decodes several images.
+READERS_PER_DECODER, MAX_READERS = 8, 64
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
-def load_batches(images: Images, items: Iterable[Item], num_workers: int) -> Iterator[Batch]:
+def load_batches(
+    images: Images, items: Iterable[Item], num_workers: int, num_readers: int | None = None
+) -> Iterator[Batch]:
     """The batches of the items, in order; the error of one is raised where it would have come.
 
     Worker processes are started here and not with the first batch: torch hears of the death of a
@@ -29,7 +36,8 @@ def load_batches(images: Images, items: Iterable[Item], num_workers: int) -> Ite
     if num_workers == 0:
         return _raise_errors(images[item] for item in items)
     if images.decoder.releases_gil:
-        return _raise_errors(_load_in_threads(images, items, num_workers))
+        readers = num_readers or count_readers(num_workers)
+        return _raise_errors(_load_in_threads(images, items, readers, num_workers))
     return _raise_errors(_take(_start_processes(images, items, num_workers)))
 
 
@@ -40,29 +48,62 @@ def _raise_errors(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield batch
 
 
-def _load_in_threads(images: Images, items: Iterable[Item], num_threads: int) -> Iterator[Batch]:
-    """All threads work on the oldest batch first; what is ahead is bounded in batches."""
-    most_ahead = max(MIN_BATCHES_AHEAD, 1 + 2 * num_threads * CHUNK // images.plan.microbatch)
+def count_readers(num_decoders: int) -> int:
+    """How many threads read where so many of them may decode at a time."""
+    return max(num_decoders, min(MAX_READERS, READERS_PER_DECODER * num_decoders))
+
+
+def count_ahead(images: Images, num_threads: int) -> int:
+    """How many batches are under way: bounded in memory, but never so few that threads idle."""
+    batch = images.plan.microbatch
+    fitting = MAX_BYTES_AHEAD // (batch * images.image_size**2 * 3)
+    busy = 1 + 2 * num_threads * CHUNK // batch
+    return max(MIN_BATCHES_AHEAD, min(BATCHES_AHEAD, fitting), busy)
+
+
+def _load_in_threads(
+    images: Images, items: Iterable[Item], num_threads: int, num_decoders: int
+) -> Iterator[Batch]:
+    """All threads work on the oldest batch first; each reads an image, then waits to decode it.
+
+    So many reads wait for the disk at once, no core is asked to decode two images at a time, and a
+    thread holds the bytes of one image at most.
+    """
+    most_ahead = count_ahead(images, num_threads)
+    images.decoding = threading.Semaphore(num_decoders)
     ahead: deque[tuple[Draft, list[Future[None]]]] = deque()
+    failed: CommandError | None = None
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="loader")
     try:
         for item in items:
             if item.step_in_epoch == 0:
                 pool.submit(images.warm_up, item.epoch + 1)
-            draft = images.draft(item)
-            starts = range(0, len(draft.indices), CHUNK)
-            ends = [min(start + CHUNK, len(draft.indices)) for start in starts]
-            tasks = [
-                pool.submit(images.fill, draft, start, end)
-                for start, end in zip(starts, ends, strict=True)
-            ]
-            ahead.append((draft, tasks))
+            try:
+                ahead.append(_start_batch(images, item, pool))
+            except CommandError as error:  # of this batch; those before it come first
+                failed = error
+                break
             if len(ahead) >= most_ahead:
                 yield _wait_for(*ahead.popleft())
         while ahead:
             yield _wait_for(*ahead.popleft())
+        if failed is not None:
+            raise failed
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_batch(
+    images: Images, item: Item, pool: ThreadPoolExecutor
+) -> tuple[Draft, list[Future[None]]]:
+    """A batch under way, and the tasks that fill it."""
+    draft = images.draft(item)
+    count = len(draft.indices)
+    tasks = [
+        pool.submit(images.fill, draft, start, min(start + CHUNK, count))
+        for start in range(0, count, CHUNK)
+    ]
+    return draft, tasks
 
 
 def _wait_for(draft: Draft, tasks: list[Future[None]]) -> Batch:

@@ -72,12 +72,14 @@ def test_a_reader_that_hangs_is_named_and_left_when_a_stop_is_asked_for(
     items = schedule_of(opened)
     stuck = int(opened.indices(items[1])[1])
     hang_in(monkeypatch, fifo, stuck)
-    warned = threading.Event()
+    warned, has_first = threading.Event(), threading.Event()
     caplog.handler.emit = lambda _record: warned.set()  # type: ignore[method-assign]
-    stop = lambda: Vote.EXIT_NOW if warned.is_set() else Vote.GO_ON  # noqa: E731
+    events = (warned, has_first)  # the read may hang before the first batch is there
+    stop = lambda: Vote.EXIT_NOW if all(e.is_set() for e in events) else Vote.GO_ON  # noqa: E731
     monkeypatch.setattr(patience.log, "propagate", True)
     batches = PatientBatches(load_batches(opened, items, workers), opened, stop, CPU)
     next(batches)
+    has_first.set()
     with pytest.raises(Stranded, match=opened.train.where(stuck)) as left:
         next(batches)
     assert left.value.vote is Vote.EXIT_NOW
