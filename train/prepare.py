@@ -25,6 +25,7 @@ from train.device import (
     set_up_math,
 )
 from train.launch import Launch
+from train.listing import open_once_a_node
 from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
 from train.optim import zero_init_last_gamma
 from train.output import choose_output
@@ -166,27 +167,24 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
-    """The data set, opened by all ranks at once, or in turns where an index must be made."""
+    """The data set, opened by one rank a node; where an index must be made, rank 0 goes first."""
     num_nodes = sum(comm.gather(launch.local_rank == 0))  # not every launcher says it
     path = fetch_once_a_node(cfg, launch, comm, num_nodes)
-    if any(comm.gather(comm.world_size > 1 and needs_index(path, cfg.index_dir))):
-        dataset = open_in_turns(path, cfg, launch, comm, num_nodes)
-    else:
+    is_first = launch.local_rank == 0 or launch.is_main
+    in_turns = comm.world_size > 1 and is_first and needs_index(path, cfg.index_dir)
+    in_turns = any(comm.gather(in_turns))
+
+    def open_own() -> Dataset:
+        if in_turns and is_first and not launch.is_main:
+            comm.wait_until_done("index", 1)
         dataset = open_dataset(path, cfg.index_dir, allow_empty=cfg.allow_empty_classes)
+        if launch.is_main:
+            comm.say_done("index")
+        return dataset
+
+    dataset = open_once_a_node(open_own, is_first, comm)
     if len(set(comm.gather(dataset.fingerprint))) > 1:
         raise UserError(f"the ranks see different data at {cfg.data}; use one copy, or equal ones")
-    return dataset
-
-
-def open_in_turns(
-    path: Path, cfg: TrainConfig, launch: Launch, comm: Comm, num_nodes: int
-) -> Dataset:
-    """The data set; rank 0 makes the missing indexes, then one rank a node where they are not."""
-    turn = 0 if launch.is_main else 1 if launch.local_rank == 0 else 2
-    comm.wait_until_done("index", (0, 1, num_nodes)[turn])
-    dataset = open_dataset(path, cfg.index_dir, allow_empty=cfg.allow_empty_classes)
-    if turn < 2:
-        comm.say_done("index")
     return dataset
 
 

@@ -18,24 +18,25 @@ log = logging.getLogger("trainyard")
 def find_checkpoint(
     cfg: TrainConfig, output: Path, launch: Launch, comm: Comm
 ) -> checkpoint.State | None:
-    """The state to go on from, the same file on every rank, or None for a fresh start."""
+    """The state to go on from, or None for a fresh start: rank 0 reads it, the others receive it.
+
+    128 ranks that read 200 MB at once would be 26 GB from the shared disk.
+    """
     if cfg.evaluate and cfg.resume is None and (cfg.weights or cfg.pretrained):
         return None  # these weights were asked about, and not the output's
     folder = output / "ckpt"
     path = latest = None
     if launch.is_main:
         path, latest = _load_latest(cfg, folder)
-    if cfg.resume is not None and not comm.from_main(_is_restart(cfg, latest)):
-        path, latest = cfg.resume, None
-    path = comm.from_main(path)
+        if cfg.resume is not None and not _is_restart(cfg, latest):
+            path, latest = cfg.resume, checkpoint.load_checkpoint(cfg.resume)
+    path, state = comm.from_main((path, latest))
     if path is None and cfg.evaluate:
         raise UserError(f"nothing to evaluate: {_say_where(cfg)}")
-    if path is None:
-        return None
-    state = latest or checkpoint.load_checkpoint(path)
-    if cfg.evaluate:
+    if state is not None and cfg.evaluate:
         log.info("evaluating %s, step %d", path, state["step"])
-    return state
+    loaded: checkpoint.State | None = state
+    return loaded
 
 
 def _say_where(cfg: TrainConfig) -> str:
