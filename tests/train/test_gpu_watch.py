@@ -1,0 +1,72 @@
+"""A rank that hangs or dies on GPUs is named, though the main thread waits in a full queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dataset.errors import CRASH
+from tests.gpu_sim import ranks as gpu_ranks
+from tests.train import hooks
+from train.record import read_run
+
+pytestmark = pytest.mark.gpusim
+
+# Nothing is computed, and the host runs at most so many launches ahead of the GPU.
+FULL_QUEUE = {"CUDASIM_MODE": "shape", "CUDASIM_QUEUE": 300}
+HANG = partial(time.sleep, 100)
+
+
+@pytest.mark.parametrize(
+    "where", [partial(hooks.at_step, 1, 3), partial(hooks.at_validation, 1, 2)]
+)
+@pytest.mark.parametrize(
+    ("action", "words", "code"),
+    [
+        (HANG, "rank 1 (reading data) hangs: it answers", CRASH),
+        (hooks.kill_myself, "lost contact with rank 1", -signal.SIGKILL),
+    ],
+)
+def test_a_rank_that_hangs_or_dies_on_gpus_is_named(
+    images: Path,
+    tmp_path: Path,
+    where: Callable[..., None],
+    action: Callable[[], None],
+    words: str,
+    code: int,
+) -> None:
+    out = tmp_path / "out"
+    argv = [str(images), "--epochs", "1", "--microbatch", "4", "--timeout-minutes", "0.1"]
+    job = gpu_ranks.run(
+        [*argv, "--output", str(out)],
+        tmp_path / "log",
+        2,
+        settings=FULL_QUEUE,
+        hook=partial(where, action),
+    )
+    assert job.codes == [CRASH, code]
+    assert words in job.log
+    assert "Traceback" not in job.log
+    assert (read_run(out)["status"], read_run(out)["exit_code"]) == ("failed", CRASH)
+
+
+def test_gpus_that_all_stand_still_are_recorded_as_a_failure(images: Path, tmp_path: Path) -> None:
+    """From step 3 on collectives never end: all hosts came equally far."""
+    out = tmp_path / "out"
+    argv = [str(images), "--epochs", "1", "--timeout-minutes", "0.1", "--output", str(out)]
+    stop = partial(os.putenv, "NCCLSIM_US", "100000000")
+    hook = partial(
+        hooks.all_of,
+        partial(hooks.set_value, "train.comm", "COLLECTIVES_LATER_S", 20.0),
+        *(partial(hooks.at_step, rank, 3, stop) for rank in (0, 1)),
+    )
+    job = gpu_ranks.run(argv, tmp_path / "log", 2, settings=FULL_QUEUE, hook=hook)
+    assert job.codes == [CRASH, CRASH]
+    assert "no rank came further" in job.log
+    assert read_run(out)["status"] == "failed"
