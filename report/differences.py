@@ -12,7 +12,7 @@ from report.runs import Run
 # Fields that say where and how often, not what was trained; sizes and LR are judged apart.
 # fmt: off
 _NOT_THE_RECIPE = frozenset({
-    "batch_size", "lr", "microbatch", "seed",
+    "batch_size", "lr", "microbatch", "largest_microbatch", "seed",
     "data", "data_dir", "index_dir", "output", "resume", "weights",
     "print_freq", "deadline", "force", "tensorboard", "save_model", "show_recipe",
     "checkpoint_minutes", "timeout_minutes",
@@ -46,9 +46,8 @@ def _facts(run: Run) -> dict[str, Any]:
     facts["code"] = record.get("commit")
     versions: Mapping[str, Any] = record.get("versions") or {}
     facts |= dict(versions)
-    microbatch = run.config.get("microbatch")
-    if microbatch not in (None, run.batch_size // run.num_gpus):
-        facts["microbatch"] = microbatch
+    if run.config.get("microbatch") is not None:  # the groups that batch norm sees
+        facts["microbatch"] = run.config["microbatch"]
     return facts
 
 

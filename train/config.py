@@ -41,7 +41,12 @@ class TrainConfig:
     arch: str = _flag("resnet50", "a torchvision classification model", "-a", "--arch")
     epochs: int = _flag(90, "passes over the training set", "--epochs")
     batch_size: int = _flag(256, "GLOBAL batch, over all ranks", "-b", "--batch-size")
-    microbatch: int | None = _flag(None, "images a forward pass; default: the batch of a rank")
+    microbatch: int | None = _flag(
+        None, "images a forward pass; default: the batch of a rank, on a GPU what fits of it"
+    )
+    largest_microbatch: int | None = _flag(
+        None, "where the search for a --microbatch that fits begins; a study's rows share it"
+    )
     recipe: str = _flag(
         "auto", "how LR, decay and optimiser are set", choices=("auto", "reference", "sgd", "lars")
     )
@@ -94,7 +99,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "image_size", "print_freq"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("microbatch", "max_steps", "threads"):
+        for name in ("microbatch", "largest_microbatch", "max_steps", "threads"):
             value = getattr(self, name)
             _check(value is None or value >= 1, name, value, "at least 1")
         recipe = ("lr", "wd", "momentum", "warmup_epochs", "lars_eta", "lars_eps")

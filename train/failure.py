@@ -9,8 +9,6 @@ import sys
 import traceback
 from collections.abc import Callable
 
-import torch
-
 from dataset.errors import (
     CHECKPOINTED,
     CRASH,
@@ -22,6 +20,7 @@ from dataset.errors import (
     describe_os_error,
 )
 from train.comm import Comm
+from train.microbatch import is_out_of_memory, refuse_for_memory
 from train.nccl import last_error
 from train.recorder import Recorder
 
@@ -68,8 +67,10 @@ def explain(error: BaseException) -> tuple[str, int]:
             return f"{error}; run the same command again", TRY_AGAIN
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again", INTERRUPTED
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return "out of GPU memory; lower --microbatch, the global batch stays", USER_MISTAKE
+    if is_out_of_memory(error):
+        message = "out of GPU memory; lower --microbatch, the global batch stays"
+        refusal = refuse_for_memory(message, os.environ)
+        return str(refusal), refusal.exit_code
     if isinstance(error, RuntimeError) and _BROKEN_GPU.search(str(error)):
         host = os.uname().nodename
         message = f"the GPU of this rank on {host} failed: {shorten(error)}"

@@ -26,6 +26,7 @@ from train.device import (
 )
 from train.launch import Launch
 from train.listing import open_once_a_node
+from train.microbatch import make_plan, make_trial
 from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
 from train.optim import zero_init_last_gamma
 from train.output import choose_output
@@ -127,11 +128,10 @@ def prepare(
     cfg = replace(cfg, resume=None) if cfg.resumes_last else cfg
     dataset = None if cfg.dummy else open_together(cfg, launch, comm)
     state = find_checkpoint(cfg, output, launch, comm)
-    num_train = len(dataset.train) if dataset else DUMMY_TRAIN
-    plan = make_plan(cfg, num_train, launch, state)
     recipe = recipe_of(cfg)
     channels_last = prefers_channels_last(device, precision, cfg.image_size)
     placement = Placement(device, precision, channels_last)
+    plan = cut_batch(cfg, launch, comm, placement, recipe, dataset, state)
     decoder = choose_decoder_together(cfg, state, comm)
     setup = Setup(cfg, launch, placement, num_workers, dataset, recipe, output, plan, decoder)
     if state is not None and not cfg.evaluate:
@@ -139,6 +139,24 @@ def prepare(
     if cfg.evaluate and setup.classes is not None and (state or cfg.weights):
         refuse_other_classes(cfg.resume or cfg.weights or output / "ckpt" / "latest", setup.classes)
     return setup, state
+
+
+def cut_batch(
+    cfg: TrainConfig,
+    launch: Launch,
+    comm: Comm,
+    placement: Placement,
+    recipe: Recipe,
+    dataset: Dataset | None,
+    state: checkpoint.State | None,
+) -> BatchPlan:
+    """How the batch is cut: into what fits on the GPUs, or as the run that goes on had it."""
+    num_train = len(dataset.train) if dataset else DUMMY_TRAIN
+    num_classes = len(dataset.train.classes) if dataset else DUMMY_CLASSES
+    last_step = cfg.epochs * (num_train // cfg.batch_size)
+    is_over = state is not None and state["step"] >= min(last_step, cfg.max_steps or last_step)
+    fits = None if is_over else make_trial(cfg, placement, recipe, num_classes, comm)
+    return make_plan(cfg, num_train, launch, comm, state["microbatch"] if state else None, fits)
 
 
 def recipe_of(cfg: TrainConfig) -> Recipe:
@@ -211,39 +229,6 @@ def choose_decoder_together(
     if len(set(comm.gather(decoder.name))) > 1:  # a node without libjpeg
         return choose_decoder("pil")
     return decoder
-
-
-def make_plan(
-    cfg: TrainConfig, num_train: int, launch: Launch, state: checkpoint.State | None
-) -> BatchPlan:
-    """How the batch is cut; a resumed run keeps its normalisation groups where they still fit."""
-    if cfg.evaluate:
-        batch_per_rank = max(1, cfg.batch_size // launch.world_size)
-        batch_size = batch_per_rank * launch.world_size
-        return BatchPlan(num_train, batch_size, batch_per_rank, launch.rank, launch.world_size)
-    if cfg.batch_size % launch.world_size:
-        raise UserError(
-            f"--batch-size {cfg.batch_size} is the global batch and does not divide over "
-            f"{launch.world_size} ranks; use a multiple of {launch.world_size}"
-        )
-    batch_per_rank = cfg.batch_size // launch.world_size
-    microbatch = cfg.microbatch or batch_per_rank
-    earlier = state["microbatch"] if state else microbatch
-    if cfg.microbatch is None and batch_per_rank % earlier == 0:
-        microbatch = earlier
-    if microbatch != earlier and launch.is_main:
-        log.warning("batch norm now sees groups of %d, before %d", microbatch, earlier)
-    if batch_per_rank % microbatch:
-        raise UserError(
-            f"--microbatch {microbatch} does not divide the {batch_per_rank} images of a rank "
-            f"(batch {cfg.batch_size} over {launch.world_size} ranks)"
-        )
-    if num_train < cfg.batch_size:
-        raise UserError(
-            f"{num_train} training images are fewer than one batch of {cfg.batch_size} on "
-            f"{launch.world_size} ranks; use a smaller --batch-size or fewer ranks"
-        )
-    return BatchPlan(num_train, cfg.batch_size, microbatch, launch.rank, launch.world_size)
 
 
 def make_trainer(setup: Setup, comm: Comm, state: checkpoint.State | None) -> Trainer:

@@ -157,6 +157,12 @@ class Trainer:
             self._update()
         return vote, skipped
 
+    def run_once(self, batch: Batch) -> None:
+        """One step on one batch, without the other ranks."""
+        self.statistics.begin()
+        self._accumulate(batch, 0, is_last=True)
+        self._update()
+
     def _next(self, batches: Iterator[Batch]) -> Batch:
         try:
             return next(batches)

@@ -10,6 +10,7 @@ from typing import Any
 
 from dataset.errors import UserError
 from report.record_shape import shorten
+from scripts.study.batches import batch_sizes, microbatch_flags
 from train.config import TrainConfig, parse_config
 from train.recipe import choose_recipe
 from train.record import parse_json, write_json
@@ -49,6 +50,7 @@ class Plan:
     repeats: int
     train_flags: tuple[str, ...]
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
+    microbatch: int | None = None  # the least that the rows found; None: each still looks
 
     def __post_init__(self) -> None:
         if not self.gpus or min(self.gpus) < 1 or len(set(self.gpus)) < len(self.gpus):
@@ -96,16 +98,11 @@ def make_points(plan: Plan, folder: Path) -> list[Point]:
     config = _parse(plan, folder)
     base = [*data, *_without_batch(plan.train_flags)]
     pinned = ["--recipe", _first_recipe(config)] if config.recipe == "auto" else []
-    smallest = min(plan.gpus)
+    batches = batch_sizes(plan.gpus, plan.mode, config.batch_size)
+    if config.microbatch is None:
+        pinned += microbatch_flags(batches, plan.microbatch)
     points = []
-    for num_gpus in sorted(plan.gpus):
-        scale = num_gpus / smallest if plan.mode == "weak" else 1
-        batch_size = round(config.batch_size * scale)
-        if batch_size % num_gpus or batch_size != config.batch_size * scale:
-            raise UserError(
-                f"a batch of {config.batch_size} does not divide over {num_gpus} GPUs ({plan.mode} "
-                f"scaling from {smallest}); give -b a multiple of {smallest * num_gpus} after --"
-            )
+    for num_gpus, batch_size in batches.items():
         for repeat in range(plan.repeats):
             name = f"{folder.name}-gpus{num_gpus:04d}-r{repeat + 1}"
             seed = ["--seed", str(config.seed + repeat)] if repeat else []
@@ -237,7 +234,8 @@ def extend_study(old: StudyFile, wanted: Plan, folder: Path) -> StudyFile:
     must keep its command, because its run would be resumed.
     """
     gpus = tuple(sorted({*old.plan.gpus, *wanted.gpus}))
-    merged = replace(wanted, gpus=gpus, repeats=max(old.plan.repeats, wanted.repeats))
+    repeats = max(old.plan.repeats, wanted.repeats)
+    merged = replace(wanted, gpus=gpus, repeats=repeats, microbatch=old.plan.microbatch)
     before = {point.name: point.argv for point in make_points(old.plan, folder)}
     after = {point.name: point.argv for point in make_points(merged, folder)}
     changed = [name for name, argv in before.items() if after.get(name) != argv]
@@ -262,6 +260,8 @@ def _plan_from(record: dict[str, Any]) -> Plan:
     _check(isinstance(gpus, list) and all(map(_is_count, gpus)), "gpus", gpus)
     _check(isinstance(flags, list) and all(isinstance(f, str) for f in flags), "flags", flags)
     _check(_is_count(repeats), "repeats", repeats)
+    microbatch = record.get("microbatch")  # not in a study of an earlier version
+    _check(microbatch is None or _is_count(microbatch), "microbatch", microbatch)
     return Plan(
         data=record["data"],
         cluster=record["cluster"],
@@ -270,6 +270,7 @@ def _plan_from(record: dict[str, Any]) -> Plan:
         repeats=repeats,
         train_flags=tuple(flags),
         slurm=SlurmOptions(**slurm),
+        microbatch=microbatch,
     )
 
 

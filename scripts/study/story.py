@@ -18,6 +18,7 @@ from report.scaling_tables import scaling_table
 from report.table import Table, to_markdown, to_writable
 from report.words import count
 from scripts.study.jobs import cancel_local, cancel_slurm, submit_local, submit_slurm
+from scripts.study.microbatch import find_microbatches, share_microbatch
 from scripts.study.plan import (
     Point,
     StudyFile,
@@ -36,20 +37,32 @@ def run_study(study: StudyFile, folder: Path, wait: bool) -> int:
     """Submits what is missing, waits for it, and prints the table."""
     with _only_one(folder):
         write_study(folder, study)
-        points = make_points(study.plan, folder)
-        log.info("study %s: %s", folder, count(len(points), "run"))
-        if pin := describe_pin(study.plan, folder):
-            log.info("%s", pin)
-        if study.plan.cluster == "local":
-            study = _run_local(study, points, folder)
-        else:
-            study = _submit_missing(study, points, folder)
-            if not wait:
-                log.info("submitted; ask with: scaling_study.py status %s", folder)
+        while True:
+            study = share_microbatch(study, folder)
+            states = _run_points(study, folder, wait)
+            if states is None:
                 return DONE
-            _wait_for_slurm(study, points, folder)
-        states = find_states(study, points, folder)
+            study = read_study(folder)
+            if not find_microbatches(study, folder):
+                break
     return _conclude(states, folder)
+
+
+def _run_points(study: StudyFile, folder: Path, wait: bool) -> list[PointState] | None:
+    """The states of the points once all that were missing have ended; None: not waited for."""
+    points = make_points(study.plan, folder)
+    log.info("study %s: %s", folder, count(len(points), "run"))
+    if pin := describe_pin(study.plan, folder):
+        log.info("%s", pin)
+    if study.plan.cluster == "local":
+        study = _run_local(study, points, folder)
+    else:
+        study = _submit_missing(study, points, folder)
+        if not wait:
+            log.info("submitted; ask with: scaling_study.py status %s", folder)
+            return None
+        _wait_for_slurm(study, points, folder)
+    return find_states(study, points, folder)
 
 
 def _run_local(study: StudyFile, points: list[Point], folder: Path) -> StudyFile:

@@ -16,6 +16,7 @@ import pytest
 
 from dataset.errors import UserError
 from scripts.study import state
+from scripts.study.microbatch import share_microbatch
 from scripts.study.plan import (
     STUDY_FILE,
     Plan,
@@ -62,6 +63,34 @@ def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_weak_points_multiply_the_smallest_batch() -> None:
     points = make_points(plan(gpus=(4, 2)), Path("/s"))
     assert [(p.num_gpus, p.batch_size) for p in points] == [(2, 32), (4, 64)]
+
+
+def test_rows_share_the_largest_microbatch_that_all_could_have() -> None:
+    """Batch norm then sees groups of one size in all rows (weak rows have one batch a GPU)."""
+    strong = make_points(plan(mode="strong", gpus=(2, 3), train_flags=("-b", "264")), Path("/s"))
+    assert [parse_config(list(p.argv)).largest_microbatch for p in strong] == [44, 44]
+    weak = make_points(plan(), Path("/s"))
+    assert [parse_config(list(p.argv)).largest_microbatch for p in weak] == [None] * 3
+    given = plan(mode="strong", train_flags=("-b", "32", "--microbatch", "4"))
+    config = [parse_config(list(p.argv)) for p in make_points(given, Path("/s"))]
+    assert [(c.microbatch, c.largest_microbatch) for c in config] == [(4, None)] * 3
+
+
+def test_rows_that_found_other_microbatches_run_again_with_the_least(tmp_path: Path) -> None:
+    study = Study(plan(gpus=(1, 2), repeats=2))
+    names = [point.name for point in make_points(study.plan, tmp_path)]
+    for name, microbatch in zip(names, (32, 32, 16, 32), strict=True):
+        write_raw(tmp_path / name, run_record(name, config={"microbatch": microbatch}))
+    shared = share_microbatch(study, tmp_path)
+    assert shared.plan.microbatch == 16
+    assert read_study(tmp_path) == shared
+    assert {parse_config(list(p.argv)).microbatch for p in make_points(shared.plan, tmp_path)} == {
+        16
+    }
+    assert [path.parent.name for path in tmp_path.rglob("run.json")] == [names[2]]
+    assert (tmp_path / f"{names[0]}-microbatch32").is_dir()
+    assert share_microbatch(shared, tmp_path) is shared
+    assert extend_study(shared, plan(gpus=(4,)), tmp_path).plan.microbatch == 16
 
 
 def test_strong_points_keep_the_global_batch() -> None:

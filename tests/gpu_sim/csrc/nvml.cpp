@@ -41,3 +41,12 @@ API int nvmlDeviceGetMemoryInfo(void* device, Memory* out) {
   return SUCCESS;
 }
 API int nvmlDeviceGetUtilizationRates(void*, Rates* out) { *out = {50, 25}; return SUCCESS; }
+
+// What torch looks up when memory runs out, to name who has it: it fails without them, and manages if they say no.
+enum { NOT_SUPPORTED = 3 };
+API int nvmlDeviceGetHandleByPciBusId_v2(const char*, void**) { return NOT_SUPPORTED; }
+API int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return NOT_SUPPORTED; }
+API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return NOT_SUPPORTED; }
+API int nvmlDeviceGetComputeRunningProcesses(void*, unsigned*, void*) { return NOT_SUPPORTED; }
+API int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return NOT_SUPPORTED; }
+API int nvmlSystemGetCudaDriverVersion_v2(int*) { return NOT_SUPPORTED; }

@@ -1,0 +1,56 @@
+"""One microbatch for all rows of a study: the least that one of them found to fit on its GPUs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from dataset.errors import CommandError
+from scripts.study.plan import StudyFile, make_points, write_study
+from train.record import RUN_FILE, read_run
+
+log = logging.getLogger("trainyard")
+
+
+def find_microbatches(study: StudyFile, folder: Path) -> dict[str, int]:
+    """The microbatch of each row that has a record, by its name; none where all rows have one."""
+    points = make_points(study.plan, folder)
+    found = {}
+    for point in points:
+        try:
+            microbatch = read_run(folder / point.name)["config"]["microbatch"]
+        except (OSError, KeyError, TypeError, CommandError):
+            continue
+        if type(microbatch) is int and microbatch > 0:
+            found[point.name] = microbatch
+    return found if len(set(found.values())) > 1 else {}
+
+
+def share_microbatch(study: StudyFile, folder: Path) -> StudyFile:
+    """The study with the least microbatch of its rows for all; those with another run again.
+
+    Else batch norm would normalise over groups of other sizes, and rows could not be compared.
+    """
+    found = find_microbatches(study, folder)
+    if not found:
+        return study
+    least = min(found.values())
+    for name, microbatch in found.items():
+        if microbatch > least:
+            _set_aside(folder / name, microbatch)
+            log.info("%s runs again: %d images at once, as in all rows", name, least)
+    shared = replace(study, plan=replace(study.plan, microbatch=least))
+    write_study(folder, shared)
+    return shared
+
+
+def _set_aside(run: Path, microbatch: int) -> None:
+    """Keeps the run, where no table takes it for a row."""
+    (run / RUN_FILE).rename(run / f"superseded-{RUN_FILE}")
+    aside = run.with_name(f"{run.name}-microbatch{microbatch}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = run.with_name(f"{run.name}-microbatch{microbatch}-{number}")
+    run.rename(aside)
