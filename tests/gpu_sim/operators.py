@@ -157,9 +157,9 @@ class SimulatedCuda(TorchDispatchMode):
 
     def run(self, func: Any, name: str, args: Any, kwargs: Any, device: torch.device) -> Any:
         """The operator on the host's view of its tensors; results are new tensors of the device."""
-        # A few numbers are always computed: the trainer asks whether a GPU can add.
+        # A few numbers, and new tensors, are always computed: the trainer asks whether a GPU adds.
         sizes = [x.numel() for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-        computes = self.computes or 0 < sum(sizes) <= FEW
+        computes = self.computes or sum(sizes) <= FEW
         if not computes and IN_PLACE.fullmatch(name):
             return None  # nothing is allocated
         originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

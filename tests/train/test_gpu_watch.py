@@ -16,7 +16,7 @@ from tests.gpu_sim import ranks as gpu_ranks
 from tests.train import hooks
 from train.record import read_run
 
-pytestmark = pytest.mark.gpusim
+pytestmark = [pytest.mark.gpusim, pytest.mark.timeout(300)]
 
 # Nothing is computed, and the host runs at most so many launches ahead of the GPU.
 FULL_QUEUE = {"CUDASIM_MODE": "shape", "CUDASIM_QUEUE": 300}

@@ -141,6 +141,7 @@ def note_memory() -> None:
 
 
 @pytest.mark.gpusim
+@pytest.mark.timeout(300)
 def test_the_microbatch_is_what_the_smallest_gpu_takes_and_a_resume_keeps_it(
     tmp_path: Path,
 ) -> None:
@@ -165,6 +166,7 @@ def test_the_microbatch_is_what_the_smallest_gpu_takes_and_a_resume_keeps_it(
 
 
 @pytest.mark.gpusim
+@pytest.mark.timeout(300)
 def test_the_trial_changes_nothing_of_the_training(images: Path, tmp_path: Path) -> None:
     states = []
     for name, flags in (("auto", []), ("given", ["--microbatch", "8"])):
