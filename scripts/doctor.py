@@ -47,6 +47,7 @@ NETWORK_S = 3.0
 EXAMPLE = """examples:
   python scripts/doctor.py /data/imagenet          on a login node, before you submit
   srun --nodes=2 python scripts/doctor.py DATA     as the ranks will see it; rank 0 says most
+  srun --ntasks=2 --gpus-per-task=1 python scripts/doctor.py --gpu DATA     its speed, and the flags
   srun --output=%t.json python scripts/doctor.py --json   one JSON object a rank
 
 exit codes: 0 nothing is wrong (notes may be), 2 something is, with the way to mend it
@@ -57,6 +58,8 @@ def main() -> int:
     """Looks at everything and prints it; 2 when something is wrong."""
     args = _parser().parse_args()
     launch = _detect()
+    if args.gpu:
+        return measure_gpu(args, launch)
     findings = examine(args, launch)
     if args.json:
         text = _to_json(findings, launch)
@@ -84,6 +87,31 @@ def examine(args: argparse.Namespace, launch: Launch | UserError) -> list[Findin
         findings.append(look_at_data(args.data))
     findings.append(look_at_space(args.output, "space"))
     return findings + ([ask.finding()] if ask else [])
+
+
+def measure_gpu(args: argparse.Namespace, launch: Launch | UserError) -> int:
+    """Trains for a moment in several ways and recommends the flags; rank 0 speaks."""
+    if isinstance(launch, UserError):
+        raise launch
+    from train.device import choose_device
+    from train.first_hour import Network, measure_all
+
+    device = choose_device("cuda", launch, os.environ)
+    network = Network(args.arch, args.image_size, args.steps, device)
+    data = Path(args.data) if args.data else None
+
+    def say(line: str) -> None:
+        if launch.is_main:
+            print(line, flush=True)
+
+    return 0 if measure_all(network, args.batches, data, launch, say) else USER_MISTAKE
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise argparse.ArgumentTypeError(f"{text} is not a list such as 64,128,256")
+    return tuple(map(int, words))
 
 
 def describe(findings: list[Finding]) -> str:
@@ -160,6 +188,14 @@ def _parser() -> argparse.ArgumentParser:
         "--federation", default=OSDF_DISCOVERY, metavar="URL", help=f"default {OSDF_DISCOVERY}"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a rank")
+    group = parser.add_argument_group("the first hour on a GPU")
+    group.add_argument("--gpu", action="store_true", help="measure it, and recommend the flags")
+    group.add_argument("--arch", default="resnet50", help="default resnet50")
+    group.add_argument("--image-size", type=int, default=224, metavar="N", help="default 224")
+    group.add_argument(
+        "--batches", type=_batches, default=(64, 128, 256), help="of a GPU; default 64,128,256"
+    )
+    group.add_argument("--steps", type=int, default=20, metavar="N", help="timed; default 20")
     return parser
 
 

@@ -141,10 +141,15 @@ def _fits(
     device = placement.device
     with torch.random.fork_rng(devices=[device.index]):
         survived = _survives(cfg, placement, recipe, num_classes, microbatch)
+    free_memory(device)
+    return survived
+
+
+def free_memory(device: torch.device) -> None:
+    """Gives back what nobody uses any more, and forgets how much it was."""
     gc.collect()  # an error keeps what its frames held
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    return survived
 
 
 def _survives(
