@@ -48,7 +48,7 @@ def require_kernels(torch: Any, index: int) -> None:
     if archs and not any(_runs_on(arch, capability) for arch in archs):
         _refuse_build(torch, name, capability, archs)
     try:
-        total = torch.ones(8, device=f"cuda:{index}").sum().item()
+        torch.ones(8, device=f"cuda:{index}").sum().item()  # .item() waits for the kernel's end
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         if "no kernel image" in reason:
@@ -56,8 +56,6 @@ def require_kernels(torch: Any, index: int) -> None:
         raise PassingError(
             f"{name} does not compute: {reason}; look at nvidia-smi, or try another node"
         ) from None
-    if total != 8:
-        raise PassingError(f"{name} computes wrong: 8 ones are {total}; try another node")
 
 
 def _driver_version() -> int:

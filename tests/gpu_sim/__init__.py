@@ -18,5 +18,6 @@ and no real NCCL, and 16-bit convolutions are computed in fp32.
     CUDASIM_NAME, CUDASIM_DRIVER            of each, and the driver's version (13020)
     CUDASIM_DMA_US, NCCLSIM_US              copies of pinned memory (3000) and collectives (0) end
                                             so many microseconds later: a missing wait shows
+    CUDASIM_TO_DEVICE_US                    the same for copies to the device alone
     CUDASIM_MODE=shape, CUDASIM_QUEUE=N     computes nothing; at most N launches are queued
 """

@@ -94,13 +94,14 @@ struct Copy {
   void* to;
   const void* from;
   size_t bytes;
+  bool to_device;
 };
 static std::deque<Copy> queue;
 static std::mutex queue_mutex;
 static std::condition_variable queue_filled;
 
 static void run_dma() {
-  long delay_us = read_number("CUDASIM_DMA_US", 3000);
+  long to_host_us = read_number("CUDASIM_DMA_US", 3000), to_device_us = read_number("CUDASIM_TO_DEVICE_US", to_host_us);
   for (;;) {
     std::unique_lock<std::mutex> lock(queue_mutex);
     queue_filled.wait(lock, [] { return !queue.empty(); });
@@ -108,7 +109,7 @@ static void run_dma() {
     queue.pop_front();
     lock.unlock();
     wait_for(copy.after);
-    usleep(delay_us);
+    usleep(copy.to_device ? to_device_us : to_host_us);
     memcpy(copy.to, copy.from, copy.bytes);
     copy.op->done = true;
   }
@@ -120,6 +121,10 @@ static void copy_later(const Copy& copy) {
   owner = getpid();
   queue.push_back(copy);
   queue_filled.notify_one();
+}
+static bool is_on_device(const void* pointer) {
+  Guard guard(mutex);
+  return is_kind(find_block(pointer), DEVICE);
 }
 static bool is_later(const void* to, const void* from) {
   Guard guard(mutex);
@@ -134,7 +139,7 @@ static cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t s
   if (is_later(to, from) && async) {
     Op* op = new Op();
     cudasim_stream_add(stream, op);
-    copy_later({op, after, to, from, bytes});
+    copy_later({op, after, to, from, bytes, is_on_device(to)});
   } else {
     wait_for(after);
     memcpy(to, from, bytes);
