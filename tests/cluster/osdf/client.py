@@ -18,6 +18,15 @@ class Response:
     content: bytes
 
 
+def connect(url: str, ca: Path | None, timeout_s: float) -> http.client.HTTPConnection:
+    """A connection to the server of a URL."""
+    split = urlsplit(url)
+    if split.scheme == "http":
+        return http.client.HTTPConnection(split.netloc, timeout=timeout_s)
+    trust = ssl.create_default_context(cafile=ca)
+    return http.client.HTTPSConnection(split.netloc, timeout=timeout_s, context=trust)
+
+
 def request(
     url: str,
     method: str = "GET",
@@ -27,13 +36,7 @@ def request(
 ) -> Response:
     """The response to one request; raises what http.client and the socket raise."""
     split = urlsplit(url)
-    netloc = split.netloc
-    connection: http.client.HTTPConnection
-    if split.scheme == "https":
-        context = ssl.create_default_context(cafile=ca)
-        connection = http.client.HTTPSConnection(netloc, timeout=timeout_s, context=context)
-    else:
-        connection = http.client.HTTPConnection(netloc, timeout=timeout_s)
+    connection = connect(url, ca, timeout_s)
     try:
         target = split.path + (f"?{split.query}" if split.query else "")
         connection.request(method, target, headers=headers or {})

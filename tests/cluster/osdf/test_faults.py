@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
-from tests.cluster.osdf.client import Response, request
+from tests.cluster.osdf.client import Response, connect, request
 from tests.cluster.osdf.rules import Fault
 
 pytestmark = pytest.mark.osdf
@@ -41,12 +43,26 @@ def test_silence_lasts_until_the_client_leaves(
     osdf: ModuleType, url: str, path: str, kind: str
 ) -> None:
     osdf.forget_traffic(path)
-    with osdf.faults(Fault(kind, path=path, after_share=0.5)):
-        with pytest.raises(TimeoutError):
-            _get(osdf, url + path, timeout_s=0.5)
+    half = len(CONTENT) // 2
+    with osdf.faults(Fault(kind, path=path, after_share=0.5)) as faults:
+        with contextlib.closing(connect(url, osdf.CA_FILE, 60)) as connection:
+            connection.request("GET", path)
+            if kind == "stall":
+                answer = connection.getresponse()
+                assert answer.read(half) == CONTENT[:half]
+            _wait_until(lambda: faults.hits() == [1])
+            connection.sock.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                answer.read(1) if kind == "stall" else connection.getresponse()
+        _wait_until(lambda: osdf.traffic(path))  # an entry is written when the client has left
     (entry,) = osdf.traffic(path)
-    assert entry["bytes"] == (0 if kind == "hang" else len(CONTENT) // 2)
+    assert entry["bytes"] == (0 if kind == "hang" else half)
     assert entry["faults"] == [kind]
+
+
+def _wait_until(condition: Callable[[], object]) -> None:
+    while not condition():
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("kind", ["hang", "stall"])
