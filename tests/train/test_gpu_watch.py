@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,23 @@ pytestmark = [pytest.mark.gpusim, pytest.mark.timeout(300)]
 
 # Nothing is computed, and the host runs at most so many launches ahead of the GPU.
 FULL_QUEUE = {"CUDASIM_MODE": "shape", "CUDASIM_QUEUE": 300}
-HANG = partial(time.sleep, 100)
+HANG = partial(time.sleep, 300)
+LONG = ["--epochs", "1", "--timeout-minutes", "2"]  # a busy machine may take long for a step
+
+
+def hasten(flag: Path) -> None:
+    """Once the file is there the ranks lose patience sooner than their timeout."""
+    from train.watch import Judge
+
+    plain = Judge.judge
+
+    def judge(self: Judge, *args: Any) -> str:
+        if flag.exists():
+            self._timeout_s, self._look_every_s = 15.0, 5.0
+            self._standstill_s = self._standstill_s and 20.0
+        return plain(self, *args)
+
+    Judge.judge = judge  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -42,15 +59,17 @@ def test_a_rank_that_hangs_or_dies_on_gpus_is_named(
     code: int,
 ) -> None:
     out = tmp_path / "out"
-    argv = [str(images), "--epochs", "1", "--microbatch", "4", "--timeout-minutes", "0.1"]
+    argv = [str(images), "--microbatch", "4", *LONG]
+    flag = tmp_path / "flag"
+    act = partial(hooks.all_of, flag.touch, action)
     job = gpu_ranks.run(
         [*argv, "--output", str(out)],
         tmp_path / "log",
         2,
         settings=FULL_QUEUE,
-        hook=partial(where, action),
+        hook=partial(hooks.all_of, partial(hasten, flag), partial(where, act)),
     )
-    assert job.codes == [CRASH, code]
+    assert job.codes == [CRASH, code], job.log
     assert words in job.log
     assert "Traceback" not in job.log
     assert (read_run(out)["status"], read_run(out)["exit_code"]) == ("failed", CRASH)
@@ -59,11 +78,12 @@ def test_a_rank_that_hangs_or_dies_on_gpus_is_named(
 def test_gpus_that_all_stand_still_are_recorded_as_a_failure(images: Path, tmp_path: Path) -> None:
     """From step 3 on collectives never end: all hosts came equally far."""
     out = tmp_path / "out"
-    argv = [str(images), "--epochs", "1", "--timeout-minutes", "0.1", "--output", str(out)]
-    stop = partial(os.putenv, "NCCLSIM_US", "100000000")
+    argv = [str(images), *LONG, "--output", str(out)]
+    flag = tmp_path / "flag"
+    stop = partial(hooks.all_of, flag.touch, partial(os.putenv, "NCCLSIM_US", "300000000"))
     hook = partial(
         hooks.all_of,
-        partial(hooks.set_value, "train.comm", "COLLECTIVES_LATER_S", 20.0),
+        partial(hasten, flag),
         *(partial(hooks.at_step, rank, 3, stop) for rank in (0, 1)),
     )
     job = gpu_ranks.run(argv, tmp_path / "log", 2, settings=FULL_QUEUE, hook=hook)
