@@ -17,6 +17,8 @@ from dataset.verify import hash_file
 
 def accept_existing(path: Path, given: Mapping[str, str], given_by: str, summary: Summary) -> None:
     """A file of that name that we did not fetch: taken when it proves right, never overwritten."""
+    if not path.is_file():  # a pipe would block
+        raise UserError(f"{path} is no regular file, or a link that leads nowhere; move it away")
     size = path.stat().st_size
     if size != summary.size:
         raise UserError(

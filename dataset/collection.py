@@ -6,8 +6,8 @@ import logging
 import random
 import time
 from collections.abc import Iterator
-from pathlib import PurePosixPath
-from urllib.parse import unquote, urljoin, urlsplit
+from pathlib import Path, PurePosixPath
+from urllib.parse import urljoin, urlsplit
 
 from dataset.connection import NETWORK_ERRORS, Pool, explain
 from dataset.document import RIVAL_S, get_with_rival
@@ -17,6 +17,7 @@ from dataset.lookup import Lookup
 from dataset.receive import read_retry_after
 from dataset.redaction import holds_secret, redact
 from dataset.sources import MAX_RETRY_AFTER_S
+from dataset.spelling import decode
 from dataset.tokens import may_carry_secret
 from dataset.webdav import Entry, parse_listing
 
@@ -58,9 +59,15 @@ def has_collection_form(target: Target) -> bool:
     return target.recursive or target.path.endswith("/")
 
 
+def path_below(entry: Entry, target: Target) -> Path:
+    """Where a member lies below the collection; its parts were checked when it was listed."""
+    root = decode(target.path).rstrip("/")
+    return Path(decode(entry.path)[len(root) :].lstrip("/"))
+
+
 def looks_like_object(target: Target) -> bool:
     """Whether the name has an ending, as .tar: a look at the server is saved then."""
-    return bool(PurePosixPath(unquote(target.path)).suffix)
+    return bool(PurePosixPath(decode(target.path)).suffix)
 
 
 class Lister:
@@ -113,7 +120,7 @@ class Lister:
         name = self._target.identity
         fix = "does a folder contain itself? fetch its subfolders one by one"
         if entry.is_folder and depth >= MAX_DEPTH:
-            end = unquote(entry.path)[-60:]
+            end = decode(entry.path)[-60:]
             raise UserError(f"{name} has folders more than {MAX_DEPTH} deep (...{end}); {fix}")
         if num_folders > MAX_FOLDERS or num_files > MAX_FILES:
             what = f"{MAX_FILES} files" if num_files > MAX_FILES else f"{MAX_FOLDERS} folders"

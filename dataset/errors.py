@@ -55,6 +55,8 @@ _USER_ERRNOS = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
     errno.EEXIST: "it is in the way: move it away, or choose another path",
+    errno.ELOOP: "a link leads back to itself: move it away",
+    errno.ENXIO: "it is a socket or a device: move it away",
     errno.EISDIR: "a file is expected here, not a folder",
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",

@@ -6,10 +6,11 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import SplitResult, parse_qs, quote, unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, parse_qs, urljoin, urlsplit
 
 from dataset.errors import UserError
 from dataset.redaction import redact, redact_name
+from dataset.spelling import decode, encode
 from dataset.tokens import drop_signature, may_carry_secret
 from dataset.untrusted import parse_count, parse_json
 
@@ -41,7 +42,7 @@ class Target:
     @property
     def name(self) -> str:
         """The file name of the object: the last part of its path, decoded."""
-        name = unquote(self.path.rstrip("/").rpartition("/")[2])
+        name = decode(self.path.rstrip("/").rpartition("/")[2])
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise UserError(f"{self.identity} names no file; give the path of an object")
         return name
@@ -56,7 +57,7 @@ class Target:
 def parse_target(text: str, federation: str | None = None) -> Target:
     """The target of osdf:///path, pelican://host/path, https, http or file; else a UserError."""
     if text.startswith("/"):  # a plain path has nothing encoded in it
-        return Target("file", quote(text), url="file://" + quote(text))
+        return Target("file", encode(text), url="file://" + encode(text))
     parts = _split(text)
     if parts.scheme in ("osdf", "stash"):
         # osdf://ns/object is an old way of writing osdf:///ns/object, read so by Pelican too
@@ -70,12 +71,12 @@ def parse_target(text: str, federation: str | None = None) -> Target:
         if not is_address(text):
             shown = redact(re.sub("//.*@", "//[removed]@", text))  # a password may hold a slash
             raise UserError(f"{shown} names no host; write {parts.scheme}://HOST/path")
-        path = quote(parts.path or "/", safe=_PATH_SAFE)
+        path = encode(parts.path or "/", safe=_PATH_SAFE)
         return Target(parts.scheme, path, url=parts._replace(path=path, fragment="").geturl())
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise UserError(f"{text} names another machine; write file:///path")
-        path = quote(unquote(parts.path))
+        path = encode(decode(parts.path))
         return Target("file", path, url=f"file://{path}")
     raise UserError(
         f"cannot fetch from {redact(text)!r}: use osdf:///path, pelican://HOST/path, https://, "
@@ -109,7 +110,7 @@ def _federated(text: str, path: str, query: str, discovery: str) -> Target:
             f"unknown option {unknown[0]!r} in {redact(text)}; known: directread, recursive; "
             "a '?' in a name is written %3F"
         )
-    path = quote("/" + path.lstrip("/"), safe=_PATH_SAFE)
+    path = encode("/" + path.lstrip("/"), safe=_PATH_SAFE)
     if path == "/":
         raise UserError(f"{redact(text)} names no object; write osdf:///namespace/object")
     return Target("pelican", path, discovery, "", "directread" in options, "recursive" in options)

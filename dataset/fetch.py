@@ -20,20 +20,21 @@ from dataset.acceptance import (
 from dataset.compare import TooDifferent, trust_reference
 from dataset.connection import Pool
 from dataset.digests import DigestAsker, HashFollower, pick_kinds
-from dataset.errors import PassingError, UserError
+from dataset.errors import PassingError
 from dataset.federation import Target
 from dataset.folder import Ledger, NoSpace, check_space
 from dataset.journal import Journal, Progress, read_journal
 from dataset.lookup import Access, Lookup, Options
+from dataset.own_files import check_absent
 from dataset.own_names import check_no_part, journal_path, part_path
-from dataset.partial import adopt_older, discard, open_part, resume
+from dataset.partial import adopt_older, discard, holding_part, resume
 from dataset.probe import Digest, find_size
 from dataset.published import find_published
 from dataset.redaction import redact
 from dataset.store import ChunkStore, DiskError
 from dataset.summary import Summary
 from dataset.transfer import ObjectChanged, OtherSizes, Transfer
-from dataset.verify import read_block_checks
+from dataset.verify import BlockChecks, read_block_checks
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -152,11 +153,26 @@ def _fetch_once(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
     checks, why = read_block_checks(job.index, summary.size) if job.index else (None, "no index")
     if job.index is not None and checks is None and why != "no index":
         summary.say(f"block checksums are not used: {why}")
-    kinds = pick_kinds(job.given)
-    progress = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
-    _compare_etags(lookup, progress)
     check_space(job.path, summary.size)
-    fd = open_part(job.path, summary.size)
+    with holding_part(job.path) as fd:
+        kinds = pick_kinds(job.given)
+        progress = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
+        _compare_etags(lookup, progress)
+        os.ftruncate(fd, summary.size)  # its full length, but sparse
+        _fill_part(job, lookup, fd, progress, checks, summary, on_tick)
+        _finish(job, summary)
+
+
+def _fill_part(
+    job: Job,
+    lookup: Lookup,
+    fd: int,
+    progress: Progress,
+    checks: BlockChecks | None,
+    summary: Summary,
+    on_tick: Tick,
+) -> None:
+    """The partial file whole and verified, and on the disk."""
     journal = Journal.create(journal_path(job.path), progress)
     try:
         store = ChunkStore(fd, journal, progress, lookup.lock, lookup.sources, checks, summary.say)
@@ -168,8 +184,6 @@ def _fetch_once(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
     finally:
         with lookup.lock:  # a late digest may be about to be written down
             journal.close()
-        os.close(fd)
-    _finish(job, summary)
 
 
 def _fill(
@@ -247,8 +261,7 @@ def _count(transfer: Transfer, summary: Summary) -> None:
 
 def _finish(job: Job, summary: Summary) -> None:
     """The final name, durable; the record first, so that a kill in between costs nothing."""
-    if os.path.lexists(job.path):
-        raise UserError(f"{job.path} appeared during the transfer; move it away and start again")
+    check_absent(job.path)
     job.ledger.add_before_rename(job.path, job.target.identity, summary.verified, job.given)
     part_path(job.path).replace(job.path)
     journal_path(job.path).unlink()

@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,7 +56,8 @@ def lock_folder(folder: Path, wait_s: float) -> Iterator[None]:
                 if time.monotonic() >= deadline:
                     raise PassingError(f"{folder} is still being filled by {holder}; try later")
                 time.sleep(WAIT_S)
-        if os.pread(fd, len(HOLDER), 0) not in (b"", HOLDER.encode()):
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        if not is_file or os.pread(fd, len(HOLDER), 0) not in (b"", HOLDER.encode()):
             raise UserError(f"{folder / LOCK} is not of a fetch; choose another --out")
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{HOLDER}{os.getpid()} on {os.uname().nodename}".encode(), 0)
@@ -213,10 +215,9 @@ def _write_all(fd: int, data: bytes) -> None:
 
 def _read_records(path: Path) -> dict[str, dict[str, Any]]:
     records: dict[str, dict[str, Any]] = {}
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return records
+    data = path.read_bytes() if path.is_file() else b"no file"  # a pipe would block
     first_line = data.lstrip().partition(b"\n")[0]  # it may be torn
     if not _RECORD_START.startswith(first_line[: len(_RECORD_START)]):
         raise UserError(f"{path} is no record of a fetch; move it away or choose another --out")

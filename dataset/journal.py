@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dataset.own_files import open_own
 from dataset.own_names import NEW, doubted_path
 from dataset.untrusted import check_count, check_text, parse_json
 
@@ -68,7 +69,8 @@ class Journal:
     def create(cls, path: Path, progress: Progress) -> Journal:
         """A new journal that holds what `progress` knows, under its name only when it is whole."""
         new = path.with_name(path.name + NEW)
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        fd = open_own(new, os.O_WRONLY | os.O_APPEND)
+        os.ftruncate(fd, 0)
         lines: list[Any] = [_head(progress)]
         lines += [["source", name] for name in progress.sources]
         lines += [["digest", kind, value] for kind, value in progress.digests.items()]
@@ -147,10 +149,10 @@ def read_journal(path: Path) -> Progress | None:
     A doubted one comes first and counts as one of another boot, so that its chunks are read again.
     """
     is_doubted = doubted_path(path).exists()
-    try:
-        lines = (doubted_path(path) if is_doubted else path).read_bytes().split(b"\n")
-    except FileNotFoundError:
+    chosen = doubted_path(path) if is_doubted else path
+    if not chosen.is_file():  # a pipe would block
         return None
+    lines = chosen.read_bytes().split(b"\n")
     progress = _read_head(lines[0])
     if progress is None:
         return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dataset.journal import (
@@ -14,6 +14,7 @@ from dataset.journal import (
     read_boot_id,
     read_journal,
 )
+from dataset.own_files import hold_part
 from dataset.own_names import doubted_path, journal_path, older_path, part_path
 from dataset.verify import compute_all
 
@@ -99,12 +100,15 @@ def _try_compute(kinds: Sequence[str], view: memoryview) -> tuple[int, ...] | No
         return None
 
 
-def open_part(path: Path, size: int) -> int:
-    """The descriptor of the partial file, at its full length but sparse."""
+@contextmanager
+def holding_part(path: Path) -> Iterator[int]:
+    """The descriptor of the partial file, which no other process writes meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(part_path(path), os.O_RDWR | os.O_CREAT, 0o644)
-    os.ftruncate(fd, size)
-    return fd
+    fd = hold_part(part_path(path))
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def adopt_older(path: Path, identity: str, is_object: Callable[[Path], bool]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
 
 from dataset.checksum import parse_digest_header
 from dataset.connection import NETWORK_ERRORS, Answer, Pool, explain
@@ -27,6 +26,7 @@ from dataset.receive import (
     parse_content_range,
 )
 from dataset.sources import Source, name_server
+from dataset.spelling import decode
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -57,7 +57,7 @@ def find_size(lookup: Lookup, known: int | None = None) -> int:
     """
     if lookup.target.scheme == "file":
         lookup.refresh()
-        return _measure_file(Path(unquote(lookup.target.path)))
+        return _measure_file(Path(decode(lookup.target.path)))
     started = time.monotonic()
     votes: dict[Source, int] = {}
     crashes: list[Exception] = []

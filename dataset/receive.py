@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from dataset.blocks import Lease, Waste
 from dataset.connection import (
@@ -25,6 +25,7 @@ from dataset.journal import CHUNK, chunk_length
 from dataset.lookup import Lookup
 from dataset.redaction import redact
 from dataset.sources import Source
+from dataset.spelling import decode
 from dataset.untrusted import parse_count, shorten
 
 MAX_DATE_CHARS = 64
@@ -207,7 +208,7 @@ def open_range(
 
 def open_file_range(url: str, start: int) -> FileBody:
     """The bytes of a file:// address from `start` on."""
-    return FileBody(Path(unquote(urlsplit(url).path)), start)
+    return FileBody(Path(decode(urlsplit(url).path)), start)
 
 
 Store = Callable[[Lease, memoryview, float], None]  # a whole chunk and the seconds that it took

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from dataset.byte_meter import ByteMeter
-from dataset.collection import Lister, has_collection_form, looks_like_object
+from dataset.collection import Lister, has_collection_form, looks_like_object, path_below
 from dataset.connection import NETWORK_ERRORS, Pool
 from dataset.errors import CommandError, UserError
 from dataset.federation import Target, Verdict
@@ -23,6 +24,8 @@ from dataset.probe import ask_size, find_size
 from dataset.progress import Display
 from dataset.request import Request
 from dataset.small import SMALL_BYTES, SmallFiles
+from dataset.small_digests import names_by_path
+from dataset.spelling import decode
 from dataset.summary import Summary
 from dataset.webdav import Entry
 
@@ -114,7 +117,8 @@ def _fetch_one(
 ) -> Summary:
     path = request.out / target.name
     index = request.index or path.with_name(path.name + INDEX_SUFFIX)
-    wants_index = request.index is None and target.name.endswith(".tar") and not index.exists()
+    is_free = request.index is None and not os.path.lexists(index)
+    wants_index = is_free and target.name.endswith(".tar")
     if wants_index and not _is_here(target, request, ledger):
         _fetch_index(target, index, access, request.options, ledger)
     job = Job(target, path, ledger, request.given, index)
@@ -127,7 +131,7 @@ def _fetch_index(
     """The index beside a tar, if there is one: block checksums, and no indexing after the fetch."""
     beside = target.child(target.path + INDEX_SUFFIX)
     if beside.scheme == "file":
-        if not Path(unquote(beside.path)).is_file():
+        if not Path(decode(beside.path)).is_file():
             return
     elif not _exists(beside, access, options):
         return
@@ -164,7 +168,7 @@ def fetch_collection(
     log.info(
         "%s: %d files, %d of them here already", target.identity, len(files), len(files) - len(todo)
     )
-    missing = [(entry, path) for entry, path in todo if not path.exists()]
+    missing = [(entry, path) for entry, path in todo if not os.path.lexists(path)]
     if missing:
         disk = root if root.is_dir() else request.out
         check_space_of_all(disk, [(path, entry.size or 0) for entry, path in missing])
@@ -198,7 +202,7 @@ def list_files(
         pool.close()
     if not entries:
         raise UserError(f"{target.identity} holds no files; check that it is the right folder")
-    return [(entry, root / _relative(entry, target)) for entry in entries]
+    return [(entry, root / path_below(entry, target)) for entry in entries]
 
 
 def _fetch_small(
@@ -214,6 +218,8 @@ def _fetch_small(
     first = Lookup(target.child(files[0][0].path), access, options, pool)
     try:
         find_size(first)
+        if not all(names_by_path(s.url, files[0][0].path) for s in first.sources.all):
+            return files  # the director is asked for each of them
         with ByteMeter(f"{target.name}, small files", sys.stderr) as meter:
             meter.start(sum(entry.size or 0 for entry, _ in files))
             fetcher = SmallFiles(first, files[0][0].path, files, ledger, meter.update)
@@ -231,12 +237,6 @@ def _tell_verified(summary: Summary, num_verified: int, num_files: int) -> None:
     summary.say(f"{num_files} small files, {num_verified} of them verified by the origin's digest")
     if num_verified == num_files:
         summary.verified.append("digest of the origin")
-
-
-def _relative(entry: Entry, target: Target) -> Path:
-    """Where a member lies below the collection; its parts were checked when it was listed."""
-    root = unquote(target.path).rstrip("/")
-    return Path(unquote(entry.path)[len(root) :].lstrip("/"))
 
 
 def fetch_dataset(
@@ -284,7 +284,7 @@ def _choose_archives(names: set[str]) -> list[str]:
 def _list_top(target: Target, request: Request) -> set[str]:
     """The names in a folder, local or remote."""
     if target.scheme == "file":
-        return {path.name for path in Path(unquote(target.path)).iterdir()}
+        return {path.name for path in Path(decode(target.path)).iterdir()}
     pool = Pool(request.options.stall_s)
     lookup = Lookup(target, request.access, request.options, pool)
     try:
@@ -292,4 +292,4 @@ def _list_top(target: Target, request: Request) -> set[str]:
     finally:
         lookup.close()
         pool.close()
-    return {unquote(urlsplit(entry.path).path.rpartition("/")[2]) for entry in entries}
+    return {decode(urlsplit(entry.path).path.rpartition("/")[2]) for entry in entries}

@@ -17,12 +17,13 @@ from dataset.document import RIVAL_S, Watch, fill, watching
 from dataset.folder import Ledger
 from dataset.framing import ProtocolError
 from dataset.lookup import Lookup
+from dataset.own_files import check_absent, hold_part
 from dataset.own_names import part_path
 from dataset.probe import ask_size
 from dataset.receive import StatusError, check_answer, open_range
-from dataset.small_digests import SmallDigests, address_beside
+from dataset.small_digests import SmallDigests, address_beside, names_by_path
 from dataset.sources import Source
-from dataset.store import DiskError
+from dataset.store import DiskError, write_at
 from dataset.webdav import Entry
 
 log = logging.getLogger("trainyard.fetch")
@@ -203,6 +204,8 @@ class SmallFiles:
 
     def _get(self, one: Try, source: Source) -> bytearray:
         entry, url = one.entry, address_beside(source.url, self._known_path, one.entry)
+        if not names_by_path(source.url, self._known_path):
+            raise ProtocolError("it does not name objects by their paths")
         place = Source(url, source.label, source.wants_token)
         if not entry.size:  # a listing that says 0 makes no empty file by itself
             if ask_size(self._lookup, place) != 0:
@@ -244,16 +247,16 @@ class SmallFiles:
         """Writes the file whole; its record, and then its final name."""
         part = part_path(path)
         try:
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            fd = hold_part(part)
             try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(fd, view) :]
+                os.ftruncate(fd, 0)
+                write_at(fd, memoryview(data), 0)
+                identity = self._lookup.target.child(entry.path).identity
+                check_absent(path)
+                self._ledger.add_before_rename(path, identity, verified, {})
+                part.replace(path)
             finally:
                 os.close(fd)
-            identity = self._lookup.target.child(entry.path).identity
-            self._ledger.add_before_rename(path, identity, verified, {})
-            part.replace(path)
         except OSError as error:
             raise DiskError(error) from None
         finally:

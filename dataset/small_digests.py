@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from dataset import checksum
 from dataset.connection import NETWORK_ERRORS, Pool, explain
@@ -12,6 +12,7 @@ from dataset.document import RIVAL_S, get_document
 from dataset.framing import ProtocolError
 from dataset.lookup import Lookup
 from dataset.sources import name_server
+from dataset.spelling import decode, encode
 from dataset.webdav import Entry
 
 log = logging.getLogger("trainyard.fetch")
@@ -22,9 +23,17 @@ MAX_SILENT = 3
 def address_beside(url: str, known_path: str, entry: Entry) -> str:
     """The address of an entry beside that of the known object on the same server."""
     parts = urlsplit(url)
-    path, known = unquote(parts.path), unquote(known_path)  # a server may spell it anew
-    prefix = quote(path[: len(path) - len(known)])
+    path, known = decode(parts.path), decode(known_path)  # a server may spell it anew
+    prefix = encode(path[: len(path) - len(known)])
     return parts._replace(path=prefix + entry.path).geturl()
+
+
+def names_by_path(url: str, known_path: str) -> bool:
+    """Whether a server names its objects by their paths: others are where an address would say.
+
+    One that has /get?object=PATH would send the known object for each of the others.
+    """
+    return decode(urlsplit(url).path).endswith(decode(known_path))
 
 
 class SmallDigests:
@@ -38,8 +47,9 @@ class SmallDigests:
         self._pool = Pool(min(RIVAL_S, lookup.pool.timeout_s), lookup.reach)
         origin = lookup.ask(directread=True)
         self._place, self._wants_token = "", origin.namespace.require_token
-        if origin.sources and origin.sources[0].startswith("http"):
-            self._place = origin.sources[0]
+        named = [u for u in origin.sources[:1] if u.startswith("http")]
+        if named and names_by_path(named[0], known_path):
+            self._place = named[0]
 
     def close(self) -> None:
         self._pool.close()

@@ -17,7 +17,7 @@ from dataset.journal import (
     read_journal,
 )
 from dataset.own_names import doubted_path, journal_path, part_path
-from dataset.partial import discard, open_part, resume
+from dataset.partial import discard, holding_part, resume
 
 SIZE = 3 * CHUNK + 5
 
@@ -95,9 +95,8 @@ def start(path: Path, content: bytes, boot_id: str) -> None:
 def test_after_a_reboot_journalled_bytes_are_checked_again(tmp_path: Path) -> None:
     path = tmp_path / "x"
     start(path, b"a" * SIZE, "another boot")  # then a page that never reached the disk
-    fd = open_part(path, SIZE)
-    os.pwrite(fd, b"\0", CHUNK)
-    os.close(fd)
+    with holding_part(path) as fd:
+        os.pwrite(fd, b"\0", CHUNK)
     progress = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
     assert sorted(progress.chunks) == [0]
 
@@ -165,9 +164,8 @@ def test_after_an_error_of_the_disk_journalled_bytes_are_checked_again(
     journal.doubt()
     journal.doubt()  # by another thread
     journal.close()
-    fd = open_part(path, SIZE)
-    os.pwrite(fd, b"\0", CHUNK)  # as if a page had never reached the disk
-    os.close(fd)
+    with holding_part(path) as fd:
+        os.pwrite(fd, b"\0", CHUNK)  # as if a page had never reached the disk
     progress = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
     assert sorted(progress.chunks) == [0]
     Journal.create(journal_path(path), progress).close()

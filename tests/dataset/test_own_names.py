@@ -161,6 +161,6 @@ def test_a_file_that_appears_during_a_transfer_is_not_overwritten(tmp_path: Path
 
 def test_a_link_that_leads_nowhere_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "object.bin").symlink_to(tmp_path / "nowhere")
-    with serving(CONTENT) as (url, _), pytest.raises(FileNotFoundError):
+    with serving(CONTENT) as (url, _), pytest.raises(UserError, match="leads nowhere"):
         fetch(url, tmp_path)
     assert (tmp_path / "object.bin").is_symlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from dataset.lookup import Options
 from dataset.own_names import PART, RECORD
 from dataset.remote import fetch_urls
 from dataset.request import Request
-from tests.dataset.dav_server import serving_tree
+from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.director_server import Decision, directing, name_source
 from tests.dataset.small_server import Handler, running
 
@@ -140,3 +141,28 @@ def test_a_held_record_file_is_closed_and_can_be_written_again(tmp_path: Path) -
     ledger.add([ledger.make(tmp_path / "c", "id-c", [], {})])
     again = Ledger(tmp_path)
     assert all(again.find(tmp_path / name, f"id-{name}") for name in ("a", "b", "c"))
+
+
+def test_files_of_a_server_that_names_them_in_its_own_way_are_looked_up_one_by_one(
+    tmp_path: Path,
+) -> None:
+    """/get?object=PATH: with another path before the query it would send the same file again."""
+    files = {f"/ns/d/{number}": os.urandom(999) for number in range(3)}
+
+    class Server(TreeHandler):
+        def do_GET(self) -> None:
+            self.content = files[self.path.partition("?object=")[2]]
+            self.serve()
+
+    fields = {"files": files, "folders": frozenset({"/ns", "/ns/d"}), "gets": []}
+    with running(Server, **fields) as url:
+
+        def decide(handler: Any) -> Decision:
+            namespace = f"namespace=/ns, require-token=false, collections-url={url}"
+            location = f"{url}/get?object={handler.path.partition('?')[0]}"
+            return 307, {"Location": location, "X-Pelican-Namespace": namespace}
+
+        with directing(decide) as federation:
+            request = Request(tmp_path, FAST, federation, environ=NOWHERE, recursive=True)
+            fetch_urls(["osdf:///ns/d"], request)
+    assert {f"/ns/d/{p.name}": p.read_bytes() for p in (tmp_path / "d").iterdir()} == files
