@@ -14,7 +14,7 @@ from typing import cast
 from urllib.parse import quote, urlsplit
 
 from dataset.federation import is_address, join_address
-from dataset.framing import ChunkedBody, ProtocolError, is_chunked, read_length
+from dataset.framing import ChunkedBody, ProtocolError, check_head, is_chunked, read_length
 from dataset.reach import Reach
 from dataset.redaction import redact
 from dataset.tls import tls_context
@@ -121,6 +121,7 @@ class Answer:
     ) -> None:
         self.connection = connection
         self.url = url
+        check_head(response.headers.defects)
         self.status = response.status
         self.headers: dict[str, str] = {}
         for name, value in response.getheaders():  # a repeated one goes on in the same list

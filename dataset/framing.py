@@ -8,7 +8,8 @@ bytes of the object.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from email import errors
 from typing import Protocol
 
 from dataset.untrusted import parse_count, shorten
@@ -28,6 +29,16 @@ class Reader(Protocol):
     def readline(self, limit: int, /) -> bytes: ...
 
     def readinto1(self, view: memoryview, /) -> int: ...
+
+
+# Of these http.client takes what follows for the body: a length or an encoding would be lost.
+_BROKEN_HEAD = (errors.MissingHeaderBodySeparatorDefect, errors.FirstHeaderLineIsContinuationDefect)
+
+
+def check_head(defects: Sequence[object]) -> None:
+    """Raises when a line of the head is none of a header, as 'Transfer-Encoding : chunked'."""
+    if any(isinstance(defect, _BROKEN_HEAD) for defect in defects):
+        raise ProtocolError("a line of the head is no header")
 
 
 def is_chunked(headers: Mapping[str, str]) -> bool:

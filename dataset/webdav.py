@@ -7,9 +7,10 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import urlsplit
 
-from dataset.untrusted import parse_count
+from dataset.spelling import decode, encode
+from dataset.untrusted import parse_count, shorten
 
 MAX_XML_DEPTH = 32
 MAX_XML_ELEMENTS = 1000  # of one member; XRootD sends about 15
@@ -29,16 +30,22 @@ def parse_listing(body: bytes, folder: str) -> list[Entry]:
 
     The folder keeps the user's spelling: a server may write = + @ : , ( ) as they are or encoded.
     """
-    wanted = _decode(folder)
+    wanted = _split(folder)
     entries: dict[str, Entry] = {}
+    has_folder = False
     for response in _iter_responses(body):
         href = urlsplit(response.findtext("{DAV:}href", "")).path
-        parent, _, name = _decode(href).rpartition("/")
-        if parent != wanted or name in ("", ".", "..") or "\0" in name:
-            continue  # the folder itself; and nothing from elsewhere is believed
-        entry = _read_member(response, f"{folder.rstrip('/')}/{quote(name)}", href)
-        if entries.setdefault(name, entry) != entry:  # which of the two would be fetched?
+        parts = _split(href)
+        if parts[: len(wanted)] != wanted or not all(map(_is_name, parts)):
+            raise ValueError(f"the listing names {shorten(href)}, which cannot be in {folder}")
+        if len(parts) != len(wanted) + 1:  # the folder itself, or what its own folders list, too
+            has_folder = has_folder or parts == wanted
+            continue
+        entry = _read_member(response, f"{folder.rstrip('/')}/{encode(parts[-1])}", href)
+        if entries.setdefault(parts[-1], entry) != entry:  # which of the two would be fetched?
             raise ValueError(f"the listing names {entry.path} twice, and differently")
+    if not entries and not has_folder:  # RFC 4918, 9.1: it is always in its listing
+        raise ValueError(f"the listing does not name {folder} itself")
     return sorted(entries.values(), key=lambda entry: entry.path)
 
 
@@ -83,6 +90,11 @@ def _is_good(status: str | None) -> bool:
     return status is None or re.match(r"\s*HTTP/\S+\s+2\d\d\b", status) is not None
 
 
-def _decode(path: str) -> str:
-    """A path as it is compared: not encoded, with single slashes and none at the end."""
-    return re.sub("/+", "/", unquote(path)).rstrip("/")
+def _split(path: str) -> list[str]:
+    """The parts of a path as they are compared: not encoded, without empty ones."""
+    return [decode(part) for part in path.split("/") if part]
+
+
+def _is_name(part: str) -> bool:
+    """Whether a file or a folder can be called so."""
+    return part not in (".", "..") and "/" not in part and "\0" not in part

@@ -65,12 +65,25 @@ def test_a_slash_too_many_does_not_hide_a_folder() -> None:
 @pytest.mark.parametrize(
     "href",
     [
-        *("/ns/other/x", "/ns/d/../../etc/passwd", "/ns/d/..", "/ns/d/sub/x", "/ns/d/%2e%2e", ""),
-        *("/ns/d/a%2Fb", "/ns/d/a%00b"),
+        *("/ns/other/x", "/ns/d/../../etc/passwd", "/ns/d/..", "/ns/d/%2e%2e", "", "/", "/ns"),
+        *("/ns/d/a%2Fb", "/ns/d/a%00b", "/prefix/ns/d/x", "/ns/d%2Fx"),
     ],
 )
-def test_nothing_outside_the_folder_is_believed(href: str) -> None:
-    assert parse_listing(listing(FILE.format(href, 1)), "/ns/d") == []
+def test_a_listing_that_names_what_is_not_in_its_folder_is_refused_as_a_whole(href: str) -> None:
+    body = listing(FOLDER.format("/ns/d/"), FILE.format("/ns/d/x", 1), FILE.format(href, 1))
+    with pytest.raises(ValueError, match="cannot be in /ns/d"):  # else files would be left out
+        parse_listing(body, "/ns/d")
+
+
+def test_a_listing_that_goes_deeper_than_asked_for_gives_the_members_alone() -> None:
+    body = listing(FOLDER.format("/ns/d/sub/"), FILE.format("/ns/d/sub/x", 1))
+    assert parse_listing(body, "/ns/d") == [Entry("/ns/d/sub", 0, True)]
+
+
+def test_a_listing_without_anything_is_no_empty_folder() -> None:
+    assert parse_listing(listing(FOLDER.format("/ns/d/")), "/ns/d") == []
+    with pytest.raises(ValueError, match="itself"):
+        parse_listing(listing(), "/ns/d")
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"", b"\0"])
@@ -127,7 +140,8 @@ def test_a_listing_without_end_is_refused_before_it_is_read_whole(piece: str) ->
 
 def test_a_listing_with_entities_cannot_grow() -> None:
     bomb = b'<!DOCTYPE x [<!ENTITY a "' + b"a" * 1000 + b'"><!ENTITY b "&a;&a;">]><x>&b;</x>'
-    assert parse_listing(bomb, "/ns") == []
+    with pytest.raises(ValueError, match="itself"):  # read, and without a member
+        parse_listing(bomb, "/ns")
 
 
 def test_the_form_of_a_url_tells_a_collection() -> None:
