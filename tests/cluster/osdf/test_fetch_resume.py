@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -32,9 +33,22 @@ def start_fetch(osdf: ModuleType, path: str, out: Path, *more: str) -> subproces
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
+def journalled_chunks(out: Path, name: str) -> set[int]:
+    progress = read_journal(journal_path(out / name))
+    return set(progress.chunks) if progress else set()
+
+
 def journalled_bytes(out: Path, name: str) -> int:
     progress = read_journal(journal_path(out / name))
     return sum(chunk_length(n, progress.size) for n in progress.chunks) if progress else 0
+
+
+def chunks_of(asked: str) -> range:
+    """The chunks of a Range header; none where it asks for the size, with a range of one byte."""
+    found = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
+    if found is None or found[1] == found[2]:
+        return range(0)
+    return range(int(found[1]) // CHUNK, int(found[2]) // CHUNK + 1)
 
 
 def fails_after(num_blocks: int, path: str) -> Fault:
@@ -59,7 +73,7 @@ def kill_and_resume(osdf: ModuleType, stored: tuple[str, bytes], out: Path, seed
         time.sleep(0.002)
     process.kill()
     process.wait()
-    kept = journalled_bytes(out, "kill.bin")
+    kept, kept_chunks = journalled_bytes(out, "kill.bin"), journalled_chunks(out, "kill.bin")
     wan.remove()
     osdf.forget_traffic(path)
     if not (out / "kill.bin").exists():
@@ -75,13 +89,10 @@ def kill_and_resume(osdf: ModuleType, stored: tuple[str, bytes], out: Path, seed
     (summary,) = json.loads((out / "summary.json").read_text())
     missing = len(content) - kept
     assert summary["fetched_bytes"] == missing + sum(summary["bytes_twice"].values())
-    sent = sum(e["bytes"] for e in osdf.traffic(path) if e["server"] != "director")
-    probes = 4  # the size is asked with ranges of one byte
-    # On a busy machine a connection may seem silent, be hedged or cut: then a MiB goes out twice.
-    num_cut = summary["hedges"] + sum(
-        source["stalls"] + sum(source["errors"].values()) for source in summary["sources"]
-    )
-    assert sent <= missing + probes + num_cut * 2 * MIB
+    # The requests and not the bytes that left the servers: a connection that is cut, hedged or
+    # shared near the end has MiB under way that nobody reads, more of them on a busy machine.
+    asked = {chunk for entry in osdf.traffic(path) for chunk in chunks_of(entry["range"])}
+    assert asked.isdisjoint(kept_chunks)
 
 
 @pytest.mark.parametrize("seed", range(10))
