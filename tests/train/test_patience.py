@@ -128,6 +128,7 @@ def test_a_run_whose_read_hangs_saves_and_exits_85_on_sigterm(
     )
     job = ranks.start([*argv, str(out)], tmp_path / "log", world, hook=hook)
     name = open_dataset(images, None).train.where(stuck)
+    job.wait_for_log(" step 2/")  # it may hang while the batches before it are awaited
     job.wait_for_log(f"{name} has been read for")
     job.send(signal.SIGTERM)
     job.expect(CHECKPOINTED)
