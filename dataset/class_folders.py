@@ -16,8 +16,11 @@ _log = logging.getLogger("trainyard")
 def list_classes(root: Path) -> list[str]:
     """The class folders in bytewise order; hidden ones, as .ipynb_checkpoints, are none."""
     with os.scandir(root) as entries:
-        names = [e.name for e in entries if e.is_dir() and not is_hidden(os.fsencode(e.name))]
-    return sorted(names, key=os.fsencode)
+        seen = [entry for entry in entries if not is_hidden(os.fsencode(entry.name))]
+    broken = [e.path for e in seen if e.is_symlink() and not Path(e.path).exists()]
+    if broken:  # without it every later class would have another label
+        raise UserError(f"{min(broken)} is a link to nothing; mend it, or remove what is no class")
+    return sorted((entry.name for entry in seen if entry.is_dir()), key=os.fsencode)
 
 
 def list_images(folder: Path) -> list[bytes]:

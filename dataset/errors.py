@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import signal
@@ -54,6 +55,7 @@ class PassingError(CommandError):
 _USER_ERRNOS = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
+    errno.ELOOP: "a link leads to itself: mend or remove it",
     errno.EEXIST: "it is in the way: move it away, or choose another path",
     errno.ELOOP: "a link leads back to itself: move it away",
     errno.ENXIO: "it is a socket or a device: move it away",
@@ -80,6 +82,9 @@ def describe_os_error(error: OSError) -> str | None:
 
 def run_command(main: Callable[[], int | None]) -> int:
     """The exit code of main(), with a CommandError or a user's OSError printed as one line."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A path may have bytes that are no UTF-8: they are shown escaped, as on standard error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     is_command = signal.getsignal(signal.SIGINT) is leave  # as its imports left it
     if is_command:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a Ctrl-C now tidies up first

@@ -18,7 +18,7 @@ import torch
 from dataset.errors import CommandError, DataError, UserError, describe_os_error
 from train.paths import check_checkpoint
 from train.snapshot import Snapshot
-from train.torch_file import read_torch_file, write_torch_file
+from train.torch_file import find_damage, read_torch_file, write_torch_file
 
 log = logging.getLogger("trainyard")
 
@@ -133,8 +133,17 @@ def load_latest(folder: Path) -> tuple[Path, State] | tuple[None, None]:
         except CommandError as error:  # the disk damaged it after it was whole
             log.warning("%s: trying the one before", error)
     if list_checkpoints(folder):
-        raise DataError(f"no checkpoint in {folder} is whole; move it away to start anew")
+        best = folder / BEST_NAME
+        hint = f"--resume {best} goes on from the best epoch, or " if _is_whole(best) else ""
+        raise DataError(f"no checkpoint in {folder} is whole; {hint}move it away to start anew")
     return None, None
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return path.is_file() and not find_damage(path)
+    except OSError:
+        return False
 
 
 def load_checkpoint(path: Path) -> State:

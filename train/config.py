@@ -27,6 +27,8 @@ exit codes: 0 done, 1 crash, 2 user error, 3 bad data, 4 diverged, 75 try again,
 
 
 MAX_SEED = 2**63  # torch takes no more than 64 bits
+MAX_WHOLE = 2**31 - 1  # of a count; beyond it torch and C libraries overflow
+MAX_CORES = 4096  # of one machine, which some take a thread or a process each
 
 
 def _flag(default: Any, text: str, *names: str, choices: tuple[str, ...] = ()) -> Any:
@@ -97,6 +99,11 @@ class TrainConfig:
     show_recipe: bool = _flag(False, "print the recipe of this batch size and stop")
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if type(value) is float:
+                _check(math.isfinite(value), name, value, "a finite number")
+            if type(value) is int and name != "seed":
+                _check(value <= MAX_WHOLE, name, value, f"at most {MAX_WHOLE}")
         for name in ("epochs", "batch_size", "image_size", "print_freq"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("microbatch", "largest_microbatch", "max_steps", "threads"):
@@ -113,9 +120,10 @@ class TrainConfig:
         _check(ok, "label_smoothing", smoothing, "in [0, 1)")
         for name in ("checkpoint_minutes", "timeout_minutes"):
             _check(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        deadline = self.deadline
-        ok = deadline is None or math.isfinite(deadline)
-        _check(ok, "deadline", deadline, "a unix time, in seconds")
+        _check(self.timeout_minutes <= 1e6, "timeout_minutes", self.timeout_minutes, "at most 1e6")
+        for name in ("threads", "workers"):
+            value = getattr(self, name) or 0
+            _check(value <= MAX_CORES, name, value, f"at most {MAX_CORES}")
         if self.pretrained and self.weights:
             raise UserError("--pretrained and --weights both name the first weights; give one")
         if self.resumes_last and self.output:

@@ -161,10 +161,23 @@ def _central_crop(width: int, height: int) -> tuple[int, int, int, int]:
 
 def _open(data: bytes, name: str) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(data)).convert("RGB")
+        image = Image.open(io.BytesIO(data))
+        if image.format == "EPS":  # a program, which Pillow has Ghostscript run
+            raise DataError(f"cannot decode {name}: it is PostScript")
+        # The 16 bits of a PNG are mode "I" before Pillow 11.3.
+        is_deep = image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG")
+        return _from_16_bits(image) if is_deep else image.convert("RGB")
     except UnidentifiedImageError:  # its text is the address of our buffer
         reason = "it starts like no image" if data else "it is empty (0 bytes)"
         raise DataError(f"cannot decode {name}: {reason}") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = str(error).replace("\n", " ")
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # the readers of Pillow's formats raise what they like
+        reason = str(error).replace("\n", " ") or type(error).__name__
         raise DataError(f"cannot decode {name}: {reason}") from None
+
+
+def _from_16_bits(image: Image.Image) -> Image.Image:
+    """The upper 8 bits of each pixel: Pillow would make white of all that is above 255."""
+    grey = np.asarray(image).astype(np.int64)
+    return Image.fromarray((grey >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")

@@ -23,8 +23,8 @@ def tasks_on_node(tasks_per_node: str, node_rank: int) -> int:
     counts: list[int] = []
     for item in tasks_per_node.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item.strip())
-        if not match:
-            raise UserError(f"cannot read SLURM_STEP_TASKS_PER_NODE={tasks_per_node!r}")
+        if not match or int(match[1][:MAX_DIGITS]) == 0 or match[2] == "0":
+            raise UserError(f"cannot read SLURM_STEP_TASKS_PER_NODE={tasks_per_node[:50]!r}")
         if len(item) > MAX_DIGITS or len(counts) + int(match[2] or 1) > MAX_HOSTS:
             raise UserError(f"SLURM_STEP_TASKS_PER_NODE={tasks_per_node[:50]!r} is absurdly large")
         counts.extend([int(match[1])] * int(match[2] or 1))

@@ -63,6 +63,8 @@ def detect_launch(env: Mapping[str, str]) -> Launch:
     allocation is submitit's. An HTCondor slot comes before SLURM, since a pilot is often itself a
     SLURM job and must never be requeued by its payload.
     """
+    # Bytes that are no UTF-8 would fail later, in a hash or in torch's store.
+    env = {name: value.encode(errors="backslashreplace").decode() for name, value in env.items()}
     if "RANK" in env:
         return _from_rank_variables(env)
     if any(name in env for name in MPI_NAMES):
@@ -138,8 +140,11 @@ def _ranks_and_nodes(env: Mapping[str, str], local_rank: int, world_size: int) -
         check_rank("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_size)
         check_part("LOCAL_WORLD_SIZE", local_size, "WORLD_SIZE", world_size)
     elif _is_our_step(env) and "SLURM_STEP_TASKS_PER_NODE" in env:
-        node_rank = read_whole(env, "SLURM_NODEID", 0)
-        return tasks_on_node(env["SLURM_STEP_TASKS_PER_NODE"], node_rank), _nodes(env)
+        node_rank, num_nodes = read_whole(env, "SLURM_NODEID", 0), _nodes(env)
+        local_size = tasks_on_node(env["SLURM_STEP_TASKS_PER_NODE"], node_rank)
+        check_part("SLURM_STEP_TASKS_PER_NODE", local_size, "WORLD_SIZE", world_size)
+        check_part("SLURM_STEP_NUM_NODES", num_nodes, "WORLD_SIZE", world_size)
+        return local_size, num_nodes
     elif env.get("MASTER_ADDR", "localhost") in LOOPBACK:
         return world_size, 1
     else:
@@ -228,10 +233,12 @@ def _from_slurm_step(env: Mapping[str, str]) -> Launch:
     check_rank(names[0], rank, names[1], size)
     check_hint(env, "WORLD_SIZE", size, "SLURM_STEP_NUM_TASKS")
     num_nodes = _nodes(env)
+    check_part("SLURM_STEP_NUM_NODES", num_nodes, names[1], size)
     check_rank(names[3], node_rank, "SLURM_STEP_NUM_NODES", num_nodes)
     hosts = expand_hostlist(env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", "")))
     per_node = env.get("SLURM_STEP_TASKS_PER_NODE", str(size))
     local_size = tasks_on_node(per_node, node_rank)
+    check_part("SLURM_STEP_TASKS_PER_NODE", local_size, names[1], size)
     check_rank(names[2], local_rank, "SLURM_STEP_TASKS_PER_NODE", local_size)
     token = _job_token(env)
     # On one node a hint is not needed, and the sbatch file may have named the submit host.

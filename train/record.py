@@ -113,7 +113,7 @@ def read_run(folder: Path) -> Record:
     try:
         run: Record = parse_json(path.read_bytes())
     except ValueError as error:
-        raise DataError(f"{path} is not JSON ({error}); was it edited by hand?") from None
+        raise DataError(f"{path} is not JSON ({error}); restore it, or move it away") from None
     if not isinstance(run, dict) or type(run.get("schema")) is not int:
         raise DataError(f"{path} has no schema number; it is not a run record of this project")
     if run["schema"] > SCHEMA:

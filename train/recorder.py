@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dataset.errors import UserError
+from dataset.errors import DataError, UserError
 from train.launch import Launch
 from train.record import (
     EPOCHS_FILE,
@@ -80,6 +80,7 @@ class Recorder:
         self.run: Record = {"schema": SCHEMA, "attempts": []}
         if (folder / RUN_FILE).exists():
             self.run = read_run(folder)
+            check_attempts(self.run, folder)
         for attempt in self.run["attempts"]:
             attempt["reason"] = attempt["reason"] or "killed"
 
@@ -172,6 +173,34 @@ def record_start(folder: Path, launch: Launch, started_s: float) -> Recorder | N
 def is_recorded_as_done(folder: Path) -> bool:
     """Whether the run of a folder has come to its end and said so."""
     return (folder / RUN_FILE).exists() and read_run(folder).get("status") == "done"
+
+
+def check_attempts(run: Record, folder: Path) -> None:
+    """Refuses a record to which no attempt can be added, since its sums would be wrong."""
+    attempts = run.get("attempts")
+    if not isinstance(attempts, list):
+        odd = ["attempts"]
+    else:
+        odd = [f"attempts[{n}]" for n, value in enumerate(attempts) if not _is_attempt(value)]
+    if odd:
+        raise DataError(
+            f"{folder / RUN_FILE} is damaged ({odd[0]} is not what this trainer writes); restore "
+            "it, or move it away: the run goes on from its checkpoint, with a new record"
+        )
+
+
+def _is_attempt(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    phases = value.get("phases", {})
+    numbers = [value.get(name) for name in ("start", "seconds", "ranks")]
+    if not isinstance(phases, dict) or not isinstance(value.get("reason"), str):
+        return False
+    for phase in phases.values():
+        if not isinstance(phase, dict):
+            return False
+        numbers += [phase.get(key, 0.0) for key in ("mean_s", "max_s")]
+    return all(type(number) in (int, float) for number in numbers)
 
 
 def summarise_phases(ranks: list[dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -6,6 +6,7 @@ that every reader of torch's files takes it. Files of others have the zip's own:
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import zipfile
@@ -69,7 +70,12 @@ def read_torch_file(path: Path, *, must_be_zip: bool) -> Any:
 
 def check_torch_file(path: Path) -> None:
     """Refuses a file of torch.save of which a byte is not what was written."""
-    damage = find_damage(path)
+    try:
+        damage = find_damage(path)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        damage = str(error.strerror)  # a bad sector: another file may be whole
     if damage:
         raise DataError(f"{path} is damaged ({damage}); use another copy of it")
 

@@ -48,7 +48,7 @@ def check_rank(rank_name: str, rank: int, size_name: str, size: int) -> None:
 
 
 def check_part(part_name: str, part: int, whole_name: str, whole: int) -> None:
-    """Refuses more ranks on a node than there are at all."""
+    """Refuses more ranks on a node, or more nodes, than there are ranks at all."""
     if part > whole:
         raise UserError(
             f"{part_name}={part} is more than {whole_name}={whole}; use one launcher only"

@@ -41,6 +41,18 @@ def test_hidden_files_and_folders_are_neither_images_nor_classes_in_folder_and_t
     assert folder.fingerprint == tar_data.fingerprint
 
 
+@pytest.mark.parametrize("target", ["nowhere", "n3"], ids=["to nothing", "to itself"])
+def test_a_class_that_is_a_broken_link_is_named(tmp_path: Path, target: str) -> None:
+    """Left out, it would give every class after it another label."""
+    root = make_folder(tmp_path, "n1/a.JPEG", "n4/b.JPEG")
+    (root / "n2").symlink_to("n1")
+    assert FolderSource(root).classes == ["n1", "n2", "n4"]
+    (root / ".#lock").symlink_to("user@host.1234")  # Emacs'
+    (root / "n3").symlink_to(target)
+    with pytest.raises(UserError, match="n3 is a link to nothing; mend it"):
+        FolderSource(root)
+
+
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
 def test_hidden_class_tars_are_no_classes(tmp_path: Path, name: str) -> None:
     make_folder(tmp_path / "n1", "a.JPEG", "._a.JPEG")

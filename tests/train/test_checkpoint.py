@@ -238,8 +238,29 @@ def test_a_damaged_latest_falls_back_to_the_one_before(tmp_path: Path) -> None:
         _, loaded = load_latest(tmp_path)
         assert loaded is not None and loaded["step"] == 1
     (tmp_path / checkpoint.file_name(1)).write_bytes(b"")
-    with pytest.raises(DataError, match=r"no checkpoint .* is whole"):
+    with pytest.raises(DataError, match=r"no checkpoint .* is whole; move it away"):
         load_latest(tmp_path)
+
+
+def test_when_the_two_latest_are_damaged_a_whole_best_is_named(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path)
+    save(writer, 1, is_best=True)
+    save(writer, 2)
+    save(writer, 3)
+    for path in checkpoint.list_checkpoints(tmp_path):
+        path.write_bytes(b"")
+    best = tmp_path / "best.pt"
+    with pytest.raises(DataError, match=rf"--resume {best} goes on from the best epoch"):
+        load_latest(tmp_path)
+    assert load_checkpoint(best)["step"] == 1
+
+
+def test_a_latest_that_the_disk_cannot_read_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    save(CheckpointWriter(tmp_path), 1)
+    # The kernel answers EIO to a read of its first page, as a disk does for a bad sector.
+    (tmp_path / checkpoint.file_name(2)).symlink_to("/proc/self/mem")
+    _, loaded = load_latest(tmp_path)
+    assert loaded is not None and loaded["step"] == 1
 
 
 def test_an_empty_folder_is_a_fresh_start_and_a_missing_name_is_not(tmp_path: Path) -> None:

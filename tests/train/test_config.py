@@ -56,6 +56,10 @@ def test_the_fields_that_are_not_given_are_their_defaults() -> None:
         ("--seed", "99999999999999999999999"),
         *((flag, "0") for flag in ("--checkpoint-minutes", "--timeout-minutes")),
         *((flag, "nan") for flag in ("--checkpoint-minutes", "--timeout-minutes", "--deadline")),
+        *((flag, "inf") for flag in ("--checkpoint-minutes", "--timeout-minutes", "--lr", "--wd")),
+        *((flag, "99999999999") for flag in ("--threads", "--workers", "--epochs", "--max-steps")),
+        *((flag, "99999") for flag in ("--threads", "--workers")),
+        ("--timeout-minutes", "10000000.0"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_its_flag(flag: str, value: str) -> None:

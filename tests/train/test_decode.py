@@ -254,3 +254,30 @@ def test_a_window_alone_has_the_pixels_of_the_whole_resize(
     whole = decode_val(data, "x.JPEG", 64).astype(int)
     monkeypatch.setattr("train.decode.MAX_RESIZED_PIXELS", 0)
     assert abs(decode_val(data, "x.JPEG", 64) - whole).max() <= 1
+
+
+def test_grey_of_16_bits_keeps_its_upper_8() -> None:
+    """Pillow's own conversion clips at 255: nearly every picture would be white."""
+    grey = np.linspace(0, 65535, 48 * 48).astype(np.uint16).reshape(48, 48)
+    file = io.BytesIO()
+    Image.fromarray(grey).save(file, "PNG")
+    found = decode_val(file.getvalue(), "x.png", 42)[..., 0]  # the resize leaves 48 x 48 as it is
+    assert np.array_equal(found, (grey >> 8)[3:45, 3:45])
+
+
+def test_postscript_is_no_image() -> None:
+    """Pillow would have Ghostscript run it, where that is installed."""
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(file, "EPS")
+    with pytest.raises(DataError, match=r"cannot decode x\.jpg: it is PostScript"):
+        decode_val(file.getvalue(), "x.jpg", 16)
+
+
+def test_what_any_reader_of_pillow_raises_is_a_data_error() -> None:
+    """Web images are often of another format than their name says; BLP's reader has own errors."""
+    file = io.BytesIO()
+    Image.new("P", (40, 30)).save(file, "BLP")
+    damaged = bytearray(file.getvalue())
+    damaged[4] = 0xFF  # its compression
+    with pytest.raises(DataError, match=r"cannot decode x\.jpg: Unknown BLP compression"):
+        decode_val(bytes(damaged), "x.jpg", 16)

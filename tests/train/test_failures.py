@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dataset.errors import (
     BAD_DATA,
@@ -187,12 +188,15 @@ def test_a_full_disk_at_a_checkpoint_does_not_stop_the_training(
         partial(hooks.at_step, 0, 3, partial(hooks.fill_disk, small_disk)),
         partial(hooks.at_step, 0, 7, partial(hooks.free_disk, small_disk)),
     )
-    job = ranks.run(argv_for(images, out, *EVERY_STEP), tmp_path / "log", hook=hook).expect(DONE)
+    argv = argv_for(images, out, *EVERY_STEP, "--tensorboard")
+    job = ranks.run(argv, tmp_path / "log", hook=hook).expect(DONE)
     assert "checkpoint of step 5 not written" in job.log
     assert "run.json not written" in job.log
     assert "epochs.jsonl not written" in job.log
     assert "Traceback" not in job.log
     assert [epoch["epoch"] for epoch in read_epochs(out)] == [0, 1]
+    events = EventAccumulator(str(out / "tensorboard")).Reload()
+    assert [scalar.step for scalar in events.Scalars("val_acc1")] == [5, 10]
     assert read_run(out)["status"] == "done"
     ranks.run(argv_for(images, tmp_path / "plain"), tmp_path / "log1").expect(DONE)
     assert find_differences(final_state(out), final_state(tmp_path / "plain")) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -209,6 +211,14 @@ def test_a_rank_is_found_under_every_launcher(
             ("SUBMITIT_LOCAL_GLOBALID=2", "SUBMITIT_LOCAL_NTASKS=2"),
         ),
         ({"WORLD_SIZE": "x", "RANK": "0"}, ("WORLD_SIZE='x'", "whole number")),
+        (
+            STEP | {"SLURM_STEP_TASKS_PER_NODE": "9"},
+            ("SLURM_STEP_TASKS_PER_NODE=9", "SLURM_STEP_NUM_TASKS=4"),
+        ),
+        (
+            STEP | {"SLURM_STEP_NUM_NODES": "5"},
+            ("SLURM_STEP_NUM_NODES=5", "SLURM_STEP_NUM_TASKS=4"),
+        ),
         (STEP | {"SLURM_PROCID": ""}, ("SLURM_PROCID=''", "whole number")),
     ],
 )
@@ -371,6 +381,14 @@ def test_tasks_per_node_are_read_in_slurms_short_form(short: str, counts: list[i
     assert [tasks_on_node(short, node) for node in range(len(counts))] == counts
 
 
-def test_unreadable_tasks_per_node_are_a_users_error() -> None:
+@pytest.mark.parametrize("broken", ["2(y3)", "1(x0)", "0", "", "2(x3),"])
+def test_unreadable_tasks_per_node_are_a_users_error(broken: str) -> None:
     with pytest.raises(UserError, match="SLURM_STEP_TASKS_PER_NODE"):
-        tasks_on_node("2(y3)", 0)
+        tasks_on_node(broken, 0)
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"])
+def test_a_variable_that_is_not_utf8_still_names_the_rendezvous(name: str) -> None:
+    launch = detect(STEP | {name: os.fsdecode(b"7\xff")})
+    assert launch.ports
+    launch.token.encode()
