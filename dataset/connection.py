@@ -41,6 +41,14 @@ def find_place(url: str) -> Place:
     return parts.scheme, parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
 
 
+class _Response(http.client.HTTPResponse):
+    """Passes over 102 and 103 as http.client does over 100: the answer follows (RFC 9110, 15.2)."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        return version, http.client.CONTINUE if 102 <= status < 200 else status, reason
+
+
 class Connection:
     """One TCP connection to a server; `cut` may be called from any thread and never blocks."""
 
@@ -54,6 +62,7 @@ class Connection:
             )
         else:
             self._http = http.client.HTTPConnection(host, port, timeout=connect_s)
+        self._http.response_class = _Response
         if reach is not None:
             self._http._create_connection = reach.connect  # type: ignore[attr-defined]
         self._timeout_s = timeout_s

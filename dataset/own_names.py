@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dataset.errors import UserError
@@ -43,21 +43,24 @@ def older_path(path: Path, new: Path) -> Path:
     return path.with_name(path.name + ".part" + new.name.partition(PART)[2])
 
 
-def check_distinct(objects: Iterable[tuple[str, str]]) -> None:
-    """Raises when two objects (name, identity) have one name: said before the first is fetched."""
-    places: dict[str, str] = {}
-    for name, identity in objects:
-        other = places.setdefault(name, identity)
-        if other != identity:
+def check_distinct(objects: Iterable[tuple[str, str, str]]) -> None:
+    """Raises when two objects (name, identity, URL) have one name, before the first is fetched.
+
+    Two URLs that differ in a token alone may be two objects, of which the second would be lost.
+    """
+    places: dict[str, tuple[str, str]] = {}
+    for name, identity, url in objects:
+        other = places.setdefault(name, (identity, url))
+        if other != (identity, url):
             raise UserError(
-                f"{identity} and {other} have one name; fetch them into two folders (--out)"
+                f"{identity} and {other[0]} have one name; fetch them into two folders (--out)"
             )
 
 
 def check_names(paths: Iterable[Path], root: Path, others: Iterable[Path] = ()) -> None:
     """Raises unless objects can lie at these paths: `root` holds our records, `others` are ours."""
     place = root.resolve()
-    taken = {other.resolve() for other in others}
+    taken = _check_apart([other.resolve() for other in others], place)
     taken = {other.relative_to(place) for other in taken if place in other.parents}
     for path in paths:
         relative = path.relative_to(root)
@@ -73,6 +76,15 @@ def check_names(paths: Iterable[Path], root: Path, others: Iterable[Path] = ()) 
                 "object, or fetch the folder that it is in, which gets a folder of its own"
             )
         check_no_part(relative)
+
+
+def _check_apart(others: Sequence[Path], place: Path) -> set[Path]:
+    """The files that the command writes; raises when two are one, or one is a record of ours."""
+    for number, path in enumerate(others):
+        is_ours = path in (place / RECORD, place / LOCK) or _OWN.fullmatch(path.name)
+        if is_ours or path in others[:number]:
+            raise UserError(f"{path} is a record of this command already; choose another --summary")
+    return set(others)
 
 
 def check_no_part(path: Path) -> None:

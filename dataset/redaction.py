@@ -13,6 +13,8 @@ SIGNATURES = (
     *("x-amz-signature", "x-amz-credential", "x-amz-security-token"),
     *("x-goog-signature", "x-goog-credential", "signature", "sig", "token", "access_token"),
     *("authz", "bearer_token", "awsaccesskeyid", "googleaccessid", "key-pair-id", "policy"),
+    *("api_key", "apikey", "api-key", "access_key", "private_token", "auth_token", "auth", "jwt"),
+    *("password", "passwd", "secret", "client_secret", "rlkey", "private_link"),
 )
 _SHAPES = (
     re.compile(rf"(?i)((?<![\w-])(?:{'|'.join(SIGNATURES)})=)[^&\s\"'<>;,)]+"),

@@ -12,15 +12,16 @@ from urllib.parse import urlsplit
 
 from dataset.byte_meter import ByteMeter
 from dataset.collection import Lister, has_collection_form, looks_like_object, path_below
-from dataset.connection import NETWORK_ERRORS, Pool
-from dataset.errors import CommandError, UserError
-from dataset.federation import Target, Verdict
+from dataset.connection import Pool
+from dataset.errors import UserError
+from dataset.federation import Target
 from dataset.fetch import Job, fetch_object
 from dataset.folder import Ledger, check_space_of_all, lock_folder, make_folder
+from dataset.index_beside import INDEX_SUFFIX, fetch_index
 from dataset.lookup import Access, Lookup, Options
 from dataset.network import check_network
 from dataset.own_names import check_distinct, check_names
-from dataset.probe import ask_size, find_size
+from dataset.probe import find_size
 from dataset.progress import Display
 from dataset.request import Request
 from dataset.small import SMALL_BYTES, SmallFiles
@@ -31,7 +32,6 @@ from dataset.webdav import Entry
 
 log = logging.getLogger("trainyard.fetch")
 
-INDEX_SUFFIX = ".index"
 # What a training can use of a data folder, in the order of the design.
 DATA_NAMES = (
     "ILSVRC2012_img_train.tar",
@@ -51,7 +51,7 @@ def fetch_urls(urls: Sequence[str], request: Request) -> list[Summary]:
         raise UserError("a digest is of one object: give one URL with --md5, --sha256, --crc32")
     if request.given and request.recursive:
         raise UserError("a digest is of one object: --recursive takes no --md5, --sha256, --crc32")
-    check_distinct((target.name, target.identity) for target in targets)
+    check_distinct((target.name, target.identity, target.url) for target in targets)
     check_names([request.out / t.name for t in targets], request.out, request.own_files)
     summaries: list[Summary] = []
     display = Display(sys.stderr)
@@ -120,41 +120,9 @@ def _fetch_one(
     is_free = request.index is None and not os.path.lexists(index)
     wants_index = is_free and target.name.endswith(".tar")
     if wants_index and not _is_here(target, request, ledger):
-        _fetch_index(target, index, access, request.options, ledger)
+        fetch_index(target, index, access, request.options, ledger)
     job = Job(target, path, ledger, request.given, index)
     return fetch_object(job, access, request.options, display.show)
-
-
-def _fetch_index(
-    target: Target, path: Path, access: Access, options: Options, ledger: Ledger
-) -> None:
-    """The index beside a tar, if there is one: block checksums, and no indexing after the fetch."""
-    beside = target.child(target.path + INDEX_SUFFIX)
-    if beside.scheme == "file":
-        if not Path(decode(beside.path)).is_file():
-            return
-    elif not _exists(beside, access, options):
-        return
-    try:
-        fetch_object(Job(beside, path, ledger), access, replace(options, give_up_s=60.0))
-    except CommandError as error:
-        log.info("the index is not used: %s", error)
-
-
-def _exists(target: Target, access: Access, options: Options) -> bool:
-    """One quick look; False on any trouble, since the object is optional."""
-    pool = Pool(min(options.stall_s, 5.0))
-    lookup = Lookup(target, access, options, pool, is_optional=True)
-    try:
-        lookup.refresh()
-        if lookup.answer.verdict is not Verdict.FOUND:
-            return False
-        return any(ask_size(lookup, source) for source in lookup.sources.all[:1])
-    except NETWORK_ERRORS:
-        return False
-    finally:
-        lookup.close()
-        pool.close()
 
 
 def fetch_collection(

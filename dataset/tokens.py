@@ -41,7 +41,10 @@ def hold_url_secrets(url: str) -> None:
     parts = urlsplit(url)
     pairs = [pair.partition("=") for pair in parts.query.split("&")]
     values = [value for name, _, value in pairs if name.lower() in SIGNATURES]
-    for value in (parts.password or "", *values):
+    # https://TOKEN@host and https://TOKEN:x-oauth-basic@host: the name is the secret.
+    user = parts.username or ""
+    is_token = parts.password in (None, "", "x-oauth-basic")
+    for value in (parts.password or "", user if is_token else "", *values):
         hold_secret(value)
         hold_secret(unquote(value))
 

@@ -23,10 +23,11 @@ from dataset.errors import CommandError, UserError, run_command
 from dataset.federation import Target
 from dataset.fetch import Job, fetch_object
 from dataset.folder import Ledger
+from dataset.index_beside import INDEX_SUFFIX
 from dataset.lookup import Lookup, Options
 from dataset.network import check_network
 from dataset.probe import find_size
-from dataset.remote import INDEX_SUFFIX, is_collection
+from dataset.remote import is_collection
 from dataset.request import Request
 from dataset.verify import read_block_checks
 

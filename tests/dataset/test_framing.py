@@ -192,3 +192,14 @@ def test_a_document_in_chunks_is_read_whole() -> None:
         for _ in range(2):  # the second on the kept connection
             assert get_document(pool, url, {})[2] == bytes(range(200))
         pool.close()
+
+
+@pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints"])
+def test_what_comes_before_an_answer_is_passed_over(status: str, tmp_path: Path) -> None:
+    def misbehave(handler: Handler) -> bool:
+        handler.wfile.write(f"HTTP/1.1 {status}\r\nLink: </x>\r\n\r\n".encode() * 3)
+        return False
+
+    with serving(CONTENT, misbehave) as (url, _):
+        fetch(url, tmp_path)
+    assert (tmp_path / "object.bin").read_bytes() == CONTENT

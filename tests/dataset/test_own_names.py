@@ -81,6 +81,18 @@ def test_what_the_command_itself_writes_is_never_an_object(tmp_path: Path) -> No
     check_names([tmp_path / "y.bin"], tmp_path, [summary, Path("/elsewhere/y.bin")])
 
 
+@pytest.mark.parametrize("name", [RECORD, LOCK, STAGES, f"x{PART}"])
+def test_a_summary_does_not_replace_a_record_of_the_fetch(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another --summary"):
+        check_names([tmp_path / "y"], tmp_path, [tmp_path / STAGES, tmp_path / "z" / ".." / name])
+
+
+def test_two_addresses_that_differ_in_their_token_are_not_taken_for_one(tmp_path: Path) -> None:
+    with serving(CONTENT) as (url, seen), pytest.raises(UserError, match="one name"):
+        fetch_urls([f"{url}?token=a", f"{url}?token=b"], Request(tmp_path, environ=NOWHERE))
+    assert not seen
+
+
 @pytest.mark.parametrize("name", [RECORD, LOCK])
 def test_a_file_of_the_user_where_our_record_would_be_is_not_touched(
     name: str, tmp_path: Path

@@ -172,3 +172,41 @@ def test_a_listing_that_repeats_the_token_names_no_file(tmp_path: Path) -> None:
             fetch_urls([f"{url}/d/"], request)
     names = [path.name for path in (tmp_path / "out").rglob("*")]
     assert not [name for name in names if TOKEN[:16] in name]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("//{}@", "//{}:x-oauth-basic@", "//me:{}@", "?api_key={}", "?password={}", "?jwt={}"),
+        *("?private_link={}&x=1", "?x=1&Auth={}"),
+    ],
+)
+def test_a_secret_in_the_address_itself_is_nowhere(
+    place: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    secret = "ghp_ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+    def misbehave(handler: Handler) -> bool:
+        """Repeats the secret once, and is a good server then."""
+        if len(seen) > 1:
+            return False
+        handler.send_response(302)
+        handler.send_header("Location", f"ftp://host/{secret}")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return True
+
+    caplog.set_level(logging.DEBUG)
+    with serving(b"bytes", misbehave) as (url, seen):
+        place = place.format(secret)
+        url = url.replace("//", place, 1) if place.startswith("//") else url + place
+        request = Request(tmp_path, FAST, environ={"HOME": "/nonexistent"})
+        _write_summaries(tmp_path / "summary.json", fetch_urls([url], request))
+    assert (tmp_path / "object.bin").read_bytes() == b"bytes"
+    told = capsys.readouterr()
+    texts = [path.read_text() for path in tmp_path.iterdir()]
+    assert "ftp:" in caplog.text
+    assert secret[:16] not in "".join([caplog.text, told.out, told.err, *texts])

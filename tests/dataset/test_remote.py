@@ -211,3 +211,20 @@ def test_a_dry_run_counts_the_files_of_a_collection(tmp_path: Path) -> None:
         request = Request(tmp_path, FAST, environ=NOWHERE)
         (line,) = describe_sources(request.parse(f"{root}/ns/many/"), request)
     assert line.endswith(": 2 files, 5 bytes")
+
+
+def test_a_page_in_place_of_an_index_is_not_kept(tmp_path: Path) -> None:
+    """A training would take it for the index of the tar, and refuse it."""
+    with serving_tree({"/x.tar": b"tar", "/x.tar.index": b"not found, sorry"}) as (url, _):
+        fetch_urls([f"{url}/x.tar"], Request(tmp_path, FAST, environ=NOWHERE))
+    assert (tmp_path / "x.tar").read_bytes() == b"tar"
+    assert not (tmp_path / "x.tar.index").exists()
+
+
+def test_an_index_of_an_absurd_size_is_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataset.index_beside.MAX_INDEX_BYTES", 10)
+    with serving_tree({"/x.tar": b"tar", "/x.tar.index": b"x" * 11}) as (url, gets):
+        fetch_urls([f"{url}/x.tar"], Request(tmp_path, FAST, environ=NOWHERE))
+    assert gets.count("/x.tar.index") == 1  # its size
