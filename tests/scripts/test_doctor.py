@@ -25,7 +25,7 @@ def run_doctor(*args: str, bare: bool = True, **env: str) -> subprocess.Complete
     known = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")} | env
     return subprocess.run(
         [*command, "--federation", NOWHERE, *args],
-        cwd=ROOT, env=known, capture_output=True, text=True, timeout=60,
+        cwd=ROOT, env=known, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_given_gpus_that_torch_cannot_use_are_wrong() -> None:
 def test_a_limit_of_the_cpus_is_seen() -> None:
     done = subprocess.run(
         ["taskset", "--cpu-list", "0", sys.executable, "-S", "scripts/doctor.py", "--json"],
-        cwd=ROOT, env=clean_env(), capture_output=True, text=True, timeout=60,
+        cwd=ROOT, env=clean_env(), capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     texts = {f["topic"]: f["text"] for f in json.loads(done.stdout)["findings"]}
     assert texts["CPUs"].startswith("1 usable:")

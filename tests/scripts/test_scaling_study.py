@@ -250,7 +250,7 @@ def test_a_failed_point_is_shown_with_its_log_and_the_others_run(tmp_path: Path)
     assert "| cpu |          4 |   1 |          1 |" in done.stdout
     assert "s-gpus0001-r1 failed" in done.stderr
     assert "schema 99" in done.stderr
-    assert "1 of 2 runs are not done" in done.stderr
+    assert "1 of 2 runs not done" in done.stderr
     assert "Traceback" not in done.stderr
 
 
