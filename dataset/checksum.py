@@ -38,6 +38,11 @@ crc32c = _find_crc32c()
 HAS_CRC32C = crc32c is not None
 
 
+def can_compute(kind: str) -> bool:
+    """Whether a digest of this kind can be checked here: crc32c needs its package."""
+    return kind in HEX_DIGITS and (kind != "crc32c" or HAS_CRC32C)
+
+
 def compute(kind: str, data: Any) -> int:
     """The checksum of a buffer, one of COMBINABLE."""
     if kind == "crc32":

@@ -77,7 +77,8 @@ class DigestAsker:
 
     def __init__(self, transfer: Transfer, progress: Progress) -> None:
         self._transfer = transfer
-        self._known = dict(progress.digests)
+        known = progress.digests.items()
+        self._known = {kind: value for kind, value in known if checksum.can_compute(kind)}
         self._found: Digest | None = None
         self._changed: ObjectChanged | None = None
         self._timeout_s = WAIT_S + progress.size / DIGEST_BYTES_PER_S

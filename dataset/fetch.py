@@ -103,9 +103,7 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
         job = job.with_published(summary.size)
         if os.path.lexists(job.path):
             accept_existing(job.path, job.given, job.given_by, summary)
-            job.ledger.add(
-                [job.ledger.make(job.path, job.target.identity, summary.verified, job.given)]
-            )
+            _record_existing(job, summary)
             return
         try:
             _fetch_once(job, lookup, summary, on_tick)
@@ -118,6 +116,11 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
             discard(job.path)
             lookup.sources.all.clear()
     raise PassingError(f"{job.target.identity} keeps changing at its source; try again later")
+
+
+def _record_existing(job: Job, summary: Summary) -> None:
+    record = job.ledger.make(job.path, job.target.identity, summary.verified, job.given)
+    job.ledger.add([record])
 
 
 def _is_odd(job: Job, before: Progress | None, size: int) -> bool:
@@ -141,6 +144,10 @@ def _is_done(job: Job, summary: Summary, must_verify: bool) -> bool:
         return False
     summary.size = summary.resumed_bytes = record["size"]
     summary.verified = list(record.get("verified", ()))
+    job = job.with_published(record["size"])
+    if not summary.verified and job.given:  # an earlier version did not know its digest
+        accept_existing(job.path, job.given, job.given_by, summary)
+        _record_existing(job, summary)
     if must_verify:
         refuse_unverified(str(job.path), summary.verified)
     by = ", ".join(summary.verified) or "its size alone"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dataset.checksum import parse_given
 from dataset.own_files import open_own
 from dataset.own_names import NEW, doubted_path
 from dataset.untrusted import check_count, check_text, parse_json
@@ -191,7 +192,8 @@ def _apply(progress: Progress, event: list[Any]) -> None:
     elif event[0] == "source" and len(progress.sources) < MAX_SOURCES:
         progress.sources.append(check_text(event[1]))
     elif event[0] == "digest":
-        progress.digests[check_text(event[1])] = check_text(event[2])
+        kind = check_text(event[1])
+        progress.digests[kind] = parse_given(kind, check_text(event[2]))
     elif event[0] == "etag":
         progress.etags[check_text(event[1])] = check_text(event[2])
 

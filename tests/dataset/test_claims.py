@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dataset import checksum
 from dataset.checksum import compute
 from dataset.digests import pick_kinds
 from dataset.journal import (
@@ -23,7 +24,7 @@ from dataset.journal import (
 )
 from dataset.own_names import journal_path, part_path
 from dataset.verify import compute_all
-from tests.dataset.small_server import Handler, running
+from tests.dataset.small_server import Handler, running, serving
 from tests.dataset.test_store import make_index
 from tests.dataset.test_transfer import CONTENT, fetch
 
@@ -118,6 +119,21 @@ def test_a_part_that_is_shorter_than_the_journal_says_is_not_believed(tmp_path: 
     assert (tmp_path / "object.bin").read_bytes() == CONTENT
 
 
+def test_a_digest_that_cannot_be_computed_here_is_no_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start before had the crc32c package."""
+    monkeypatch.setattr(checksum, "HAS_CRC32C", False)
+    monkeypatch.setattr(checksum, "crc32c", None)
+    with serving(CONTENT) as (url, _):
+        leave_partial(tmp_path / "object.bin", url, ("crc32", "adler32"))
+        with open(journal_path(tmp_path / "object.bin"), "a") as journal:
+            journal.write('["digest","crc32c","01234567"]\n')
+        summary = fetch(url, tmp_path)
+    assert (tmp_path / "object.bin").read_bytes() == CONTENT
+    assert summary.verified == []
+
+
 HOSTILE_LINES = [
     '["no",0,99999999999999]',
     '["no",-5,3]',
@@ -129,6 +145,8 @@ HOSTILE_LINES = [
     '["ok",1,0,-1]',
     '["source",5]',
     '["digest",["x"],"y"]',
+    '["digest","sha3","00"]',
+    '["digest","md5","no hex"]',
     "[" * 100_000,
     '{"ok":1}',
     "null",
@@ -144,6 +162,7 @@ def test_a_hostile_line_neither_crashes_nor_lasts(line: str, tmp_path: Path) -> 
         journal.write(f"{line}\n")
     progress = read_journal(journal_path(path))
     assert progress is not None
+    assert progress.digests == {}
     assert sorted(progress.chunks) == ([] if line.startswith('["no",0') else list(HELD))
 
 

@@ -118,3 +118,22 @@ def test_another_name_or_size_is_no_published_archive(tar: Path, tmp_path: Path)
     known = published.find_published(NAME, tar.stat().st_size)
     assert known is not None and replace(known, file="x") != known
     assert published.find_published(NAME, tar.stat().st_size + 1) is None
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_published_archive_that_an_earlier_version_left_unverified_is_verified(
+    is_right: bool, tar: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    fetch(tar, out)
+    if not is_right:
+        flip_a_byte_of_an_image(out / NAME)
+    stat = (out / NAME).stat()
+    before = {"name": NAME, "object": tar.as_uri(), "size": stat.st_size, "verified": []}
+    (out / "fetched.jsonl").write_text(json.dumps({**before, "mtime_ns": stat.st_mtime_ns}) + "\n")
+    tar.unlink()  # nobody is asked for it
+    if is_right:
+        assert fetch(tar, out) == fetch(tar, out) == ["md5 (published)"]
+    else:
+        with pytest.raises(DataError, match="md5"):
+            fetch(tar, out)

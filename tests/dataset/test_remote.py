@@ -17,9 +17,11 @@ from dataset import byte_meter, remote
 from dataset.dry_run import describe_sources
 from dataset.errors import PassingError, UserError
 from dataset.lookup import Options
+from dataset.own_names import journal_path
 from dataset.partial import discard
 from dataset.remote import fetch_dataset, fetch_urls
 from dataset.request import Request
+from dataset.small import SMALL_BYTES
 from dataset.summary import Summary
 from tests.dataset import dav_server
 from tests.dataset.dav_server import serving_tree
@@ -228,3 +230,13 @@ def test_an_index_of_an_absurd_size_is_not_fetched(
     with serving_tree({"/x.tar": b"tar", "/x.tar.index": b"x" * 11}) as (url, gets):
         fetch_urls([f"{url}/x.tar"], Request(tmp_path, FAST, environ=NOWHERE))
     assert gets.count("/x.tar.index") == 1  # its size
+
+
+def test_what_a_kill_after_the_final_name_left_in_a_collection_is_removed(tmp_path: Path) -> None:
+    content = bytes(SMALL_BYTES + 1)
+    request = Request(tmp_path, FAST, environ=NOWHERE)
+    with serving_tree({"/d/x": content}) as (url, _):
+        fetch_urls([f"{url}/d/"], request)
+        journal_path(tmp_path / "d" / "x").write_text("{}")
+        fetch_urls([f"{url}/d/"], request)
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["x"]
