@@ -6,20 +6,45 @@ import os
 from pathlib import Path
 
 from dataset.errors import UserError
+from dataset.federation import parse_target
 from train.config import TrainConfig
+from train.last_run import require_last
+from train.sources import check_data
 
 
 def check_paths(cfg: TrainConfig) -> None:
     """Refuses paths with which the run cannot start."""
-    if not cfg.dummy and "://" not in cfg.data and not Path(cfg.data).exists():
-        fix = "name a folder with train/ and val/, or the tars"
-        raise UserError(f"no such data: {cfg.data}; {fix}")
-    if cfg.resume is not None and not cfg.resumes_last:
+    if "://" in cfg.data:
+        parse_target(cfg.data, cfg.federation)
+    elif not cfg.dummy:
+        check_data(Path(cfg.data))
+    for flag, folder in (("--index-dir", cfg.index_dir), ("--data-dir", cfg.data_dir)):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise UserError(f"{flag} {folder} is a file; name a folder")
+    if cfg.token is not None and not cfg.token.is_file():
+        raise UserError(f"--token {cfg.token}: no such file; name one that holds the token")
+    if cfg.resumes_last:
+        require_last(cfg)
+    elif cfg.resume is not None:
         check_checkpoint(cfg.resume)
+    elif cfg.evaluate and not (cfg.weights or cfg.pretrained or has_checkpoint(cfg.output)):
+        raise nothing_to_evaluate(cfg)
     if cfg.weights is not None:
         check_weights(cfg.weights)
     if cfg.output is not None and not cfg.evaluate:
         check_output(cfg.output)
+
+
+def has_checkpoint(output: Path | None) -> bool:
+    """Whether there is a file named like a checkpoint in the folder of a run."""
+    return output is not None and any(output.glob("ckpt/step-*.pt"))
+
+
+def nothing_to_evaluate(cfg: TrainConfig) -> UserError:
+    """The error of -e without a checkpoint: where none was found, and what names one."""
+    fix = "name --weights FILE, --resume FILE or the --output of a run"
+    where = f"no checkpoint in {cfg.output}; {fix}" if cfg.output else fix
+    return UserError(f"nothing to evaluate: {where}")
 
 
 def check_checkpoint(path: Path) -> None:
@@ -41,6 +66,8 @@ def check_weights(path: Path) -> None:
 def check_output(output: Path) -> None:
     """Refuses a folder that is none, or that cannot be made."""
     for path in (output, output / "ckpt"):
+        if path.is_symlink() and not path.exists():
+            raise UserError(f"{path} is a link to nothing; mend it, or name another --output")
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file, and the run needs a folder there; move it away")
     above = next(path for path in (output, *output.absolute().parents) if path.exists())

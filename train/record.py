@@ -31,11 +31,14 @@ MAX_DIGITS = 30
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Writes value as NAME.part and renames it: a reader sees the old file or the new one."""
     part = path.with_name(path.name + ".part")
-    with open(part, "w") as file:
-        json.dump(value, file, indent=1, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(part, "w") as file:
+            json.dump(value, file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # a write and an fsync do not name the file, nor so the full disk
+        raise OSError(error.errno, error.strerror, str(path)) from None
     part.replace(path)
 
 

@@ -134,8 +134,13 @@ class Recorder:
             log.warning("%s not written: %s; training goes on", EPOCHS_FILE, error.strerror)
 
     def finish(self, status: str, exit_code: int, reason: str) -> None:
-        """The end of the attempt; what cannot be written now is an error."""
-        self._write_epochs()
+        """The end of the attempt; what cannot be written now is an error, unless there was one."""
+        try:
+            self._write_epochs()
+        except OSError as error:
+            if status != "failed":
+                raise
+            log.warning("%s not written: %s", EPOCHS_FILE, error.strerror)
         self.run.update(status=status, exit_code=exit_code)
         if self.run["attempts"]:
             self.run["attempts"][-1]["reason"] = reason

@@ -11,6 +11,7 @@ from train import checkpoint
 from train.comm import Comm
 from train.config import TrainConfig
 from train.launch import Launch
+from train.paths import nothing_to_evaluate
 
 log = logging.getLogger("trainyard")
 
@@ -32,17 +33,11 @@ def find_checkpoint(
             path, latest = cfg.resume, checkpoint.load_checkpoint(cfg.resume)
     path, state = comm.from_main((path, latest))
     if path is None and cfg.evaluate:
-        raise UserError(f"nothing to evaluate: {_say_where(cfg)}")
+        raise nothing_to_evaluate(cfg)
     if state is not None and cfg.evaluate:
         log.info("evaluating %s, step %d", path, state["step"])
     loaded: checkpoint.State | None = state
     return loaded
-
-
-def _say_where(cfg: TrainConfig) -> str:
-    """Where no checkpoint was found, and what names one."""
-    fix = "name --weights FILE, --resume FILE or the --output of a run"
-    return f"no checkpoint in {cfg.output}; {fix}" if cfg.output else fix
 
 
 def _load_latest(cfg: TrainConfig, folder: Path) -> tuple[Path | None, checkpoint.State | None]:

@@ -183,21 +183,26 @@ def open_dataset(path: Path, index_dir: Path | None, *, allow_empty: bool = Fals
 
     allow_empty: class folders without an image are classes too.
     """
-    if not path.exists():
-        raise UserError(f"no such data: {path}; name a folder with train/ and val/, or the tars")
+    check_data(path)
     if _is_extracted(path):
         _check_finished(path)
         found = [path / half for half in ("train", "val") if (path / half).is_dir()]
         halves = [FolderSource(half, allow_empty=allow_empty) for half in found]
         return _check_halves("folder", path, *halves)
     tars = _find_tars(path)
-    if not tars:
+    sources = [TarSource(find_or_build_index(tar, index_dir=index_dir)) for tar in tars]
+    return _check_halves("tar", tars[0], *sources)
+
+
+def check_data(path: Path) -> None:
+    """Refuses a path at which there is neither an extracted folder nor a tar."""
+    if not path.exists():
+        raise UserError(f"no such data: {path}; name a folder with train/ and val/, or the tars")
+    if not _is_extracted(path) and not _find_tars(path):
         raise UserError(
             f"{path} holds neither train/ nor {TRAIN_TAR}; name the folder that has one of them"
             + _hint_about_zip(path if path.is_dir() else path.parent)
         )
-    sources = [TarSource(find_or_build_index(tar, index_dir=index_dir)) for tar in tars]
-    return _check_halves("tar", tars[0], *sources)
 
 
 def needs_index(path: Path, index_dir: Path | None) -> bool:

@@ -221,7 +221,7 @@ def test_a_run_whose_last_checkpoint_was_not_written_is_not_done(
 def test_a_start_on_a_full_disk_is_one_line(images: Path, tmp_path: Path, small_disk: Path) -> None:
     hooks.fill_disk(small_disk)
     job = ranks.run(argv_for(images, small_disk / "out"), tmp_path / "log").expect(USER_MISTAKE)
-    assert "No space left on device" in job.log
+    assert f"No space left on device: {small_disk}" in job.log
     assert "Traceback" not in job.log
 
 

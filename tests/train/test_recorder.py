@@ -13,7 +13,7 @@ import pytest
 
 from dataset.errors import DataError
 from train.launch import Launch
-from train.record import PHASES, RUN_FILE, read_run
+from train.record import EPOCHS_FILE, PHASES, RUN_FILE, read_run
 from train.recorder import Recorder
 
 ALONE = Launch("single", "")
@@ -73,3 +73,18 @@ def test_attempts_add_up(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     assert run["wall_clock_s"] == 2 * len(PHASES)
     assert run["phases"]["compute"] == {"mean_s": 2.0, "max_s": 2.0}
+
+
+def test_a_failed_attempt_leaves_its_exit_code_though_its_epochs_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    """condor/job.sh reads it there."""
+    recorder = Recorder(tmp_path, ALONE)
+    recorder.begin(time.monotonic(), None, {})
+    (tmp_path / EPOCHS_FILE).mkdir()
+    recorder.add_epoch({"epoch": 0})
+    with pytest.raises(IsADirectoryError):
+        recorder.finish("done", 0, "done")
+    assert read_run(tmp_path)["status"] == "running"
+    recorder.finish("failed", 2, "error: Is a directory")
+    assert (read_run(tmp_path)["status"], read_run(tmp_path)["exit_code"]) == ("failed", 2)
