@@ -25,7 +25,12 @@ def flags_of(cfg: TrainConfig) -> dict[str, Any]:
     flags = {name: value for name, value in cfg.as_record().items() if name in _WHAT}
     if cfg.data and "://" not in cfg.data:
         flags["data"] = str(Path(cfg.data).absolute())
-    return flags
+    # What is not UTF-8 in a path does not come back from JSON as it was.
+    return {k: _escape(v) if isinstance(v, str) else v for k, v in flags.items()}
+
+
+def _escape(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def require_last(cfg: TrainConfig) -> Path:

@@ -1,0 +1,51 @@
+"""Which run --resume last means: the newest of this command that can go on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from train.config import TrainConfig, parse_config
+from train.last_run import RUNS, find_last, flags_of
+from train.record import RUN_FILE, write_json
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def make_run(
+    name: str, start: object, cfg: TrainConfig, status: str = "checkpointed", *, saved: bool = True
+) -> Path:
+    folder = RUNS / "cpu" / name
+    (folder / "ckpt").mkdir(parents=True)
+    if saved:
+        (folder / "ckpt" / "step-000000001.pt").touch()
+    record = {"schema": 1, "status": status, "flags": flags_of(cfg), "attempts": [{"start": start}]}
+    write_json(folder / RUN_FILE, record)
+    return folder
+
+
+def test_the_newest_unfinished_run_of_the_command_is_found_among_others() -> None:
+    cfg = parse_config(["data"])
+    assert find_last(cfg) is None
+    make_run("old", 1.0, cfg)
+    newest = make_run("new", 2.0, cfg)
+    make_run("done", 3.0, cfg, "done")
+    make_run("nothing-saved", 4.0, cfg, saved=False)
+    make_run("other", 5.0, parse_config(["data", "--seed", "1"]))
+    make_run("damaged", None, cfg)
+    (RUNS / "cpu" / "loop").symlink_to("loop")
+    assert find_last(cfg) == newest
+
+
+@pytest.mark.parametrize("argv", [["d\udcff"], ["data", "--weights", "w\udcff.pt"]])
+def test_a_run_of_a_path_that_is_not_utf8_is_found(argv: list[str]) -> None:
+    cfg = parse_config(argv)
+    folder = make_run("a", 1.0, cfg)
+    assert os.fsencode(argv[-1])  # as the shell gives such a name
+    assert find_last(cfg) == folder
+    assert find_last(parse_config([*argv[:-1], argv[-1].replace("\udcff", "\udcfe")])) is None
