@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 
 from dataset.packages import describe_missing, leave
-from dataset.redaction import redact
+from dataset.redaction import printable, redact
 
 DONE = 0
 CRASH = 1  # our bug: a traceback
@@ -114,5 +114,5 @@ def run_command(main: Callable[[], int | None]) -> int:
 
 def _report(message: str, code: int) -> int:
     logging.getLogger("trainyard").debug("exit %d", code, exc_info=True)
-    print(redact(f"error: {message}"), file=sys.stderr, flush=True)
+    print(printable(redact(f"error: {message}")), file=sys.stderr, flush=True)
     return code

@@ -7,6 +7,7 @@ import time
 from typing import IO, Any
 
 from dataset.journal import CHUNK
+from dataset.redaction import printable
 from dataset.transfer import Transfer
 
 log = logging.getLogger("trainyard.fetch")
@@ -41,7 +42,7 @@ class Display:
 
     def _show_bar(self, transfer: Transfer, here: int, size: int) -> None:
         if self._bar is None:
-            name = transfer.lookup.target.name
+            name = printable(transfer.lookup.target.name)
             self._bar = self._tqdm(
                 total=size, initial=here, unit="B", unit_scale=True, desc=name, file=self._stream
             )
@@ -56,7 +57,7 @@ class Display:
         rate = (here - before) / max(now - then, 1e-9) / 1e6 if now > then else 0.0
         log.info(
             "%s: %.1f of %.1f MB, %.1f MB/s (%s)",
-            transfer.lookup.target.name,
+            printable(transfer.lookup.target.name),
             here / 1e6,
             size / 1e6,
             rate,

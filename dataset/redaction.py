@@ -67,6 +67,13 @@ def redact(text: str) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    """The text in one line without control characters, which a server may put into a name."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def redact_name(text: str) -> str:
     """The name of an object without secrets, the same in every start.
 

@@ -24,6 +24,7 @@ from dataset.own_names import check_distinct, check_names
 from dataset.partial import discard
 from dataset.probe import find_size
 from dataset.progress import Display
+from dataset.redaction import printable
 from dataset.request import Request
 from dataset.small import SMALL_BYTES, SmallFiles
 from dataset.small_digests import names_by_path
@@ -192,7 +193,7 @@ def _fetch_small(
         find_size(first)
         if not all(names_by_path(s.url, files[0][0].path) for s in first.sources.all):
             return files  # the director is asked for each of them
-        with ByteMeter(f"{target.name}, small files", sys.stderr) as meter:
+        with ByteMeter(f"{printable(target.name)}, small files", sys.stderr) as meter:
             meter.start(sum(entry.size or 0 for entry, _ in files))
             fetcher = SmallFiles(first, files[0][0].path, files, ledger, meter.update)
             fetcher.run()

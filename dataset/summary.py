@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataset.redaction import redact
+from dataset.redaction import printable, redact
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -32,6 +32,6 @@ class Summary:
 
     def say(self, note: str) -> None:
         """A fact that the user should see, in the log now and in the summary later."""
-        note = redact(note)
+        note = printable(redact(note))
         log.info("%s", note)
         self.notes.append(note)

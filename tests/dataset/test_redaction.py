@@ -17,7 +17,7 @@ from dataset.redaction import hold_secret, redact, redact_all, redact_name
 from dataset.remote import fetch_urls
 from dataset.request import Request
 from scripts.fetch_osdf import _write_summaries
-from tests.dataset.dav_server import TreeHandler
+from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.small_server import Handler, running, serving
 
 TOKEN = "Zx9-opaque_token.0123456789~abcdefghijkl"
@@ -210,3 +210,21 @@ def test_a_secret_in_the_address_itself_is_nowhere(
     texts = [path.read_text() for path in tmp_path.iterdir()]
     assert "ftp:" in caplog.text
     assert secret[:16] not in "".join([caplog.text, told.out, told.err, *texts])
+
+
+def test_a_name_writes_no_lines_and_no_control_characters_into_messages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, large = "a\nerror: all is well\x1b[2J", "b\n\x1b[2J"
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / name).write_text("mine")
+    caplog.set_level(logging.INFO)
+    request = Request(tmp_path, FAST, environ={"HOME": "/nonexistent"})
+    with serving_tree({f"/d/{name}": b"abc", f"/d/{large}": bytes(5 << 20)}) as (url, _):
+        assert run_command(lambda: len(fetch_urls([f"{url}/d/"], request)) - 1) == 2
+        assert run_command(lambda: len(fetch_urls([f"{url}/d/{quote(large)}"], request)) - 1) == 0
+    told = capsys.readouterr().err
+    assert "all is well" in told and "\\x1b" in told
+    assert [line for line in told.splitlines() if line.startswith("error: all")] == []
+    assert "\x1b" not in told + caplog.text
+    assert all("\n" not in record.getMessage() for record in caplog.records)
