@@ -55,7 +55,6 @@ class PassingError(CommandError):
 _USER_ERRNOS = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
-    errno.ELOOP: "a link leads to itself: mend or remove it",
     errno.EEXIST: "it is in the way: move it away, or choose another path",
     errno.ELOOP: "a link leads back to itself: move it away",
     errno.ENXIO: "it is a socket or a device: move it away",

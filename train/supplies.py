@@ -96,7 +96,10 @@ def _describe_folder(folder: Path) -> Finding:
     from dataset.class_folders import list_classes
 
     halves = [half for half in ("train", "val") if (folder / half).is_dir()]
-    classes = {half: list_classes(folder / half) for half in halves}
+    try:
+        classes = {half: list_classes(folder / half) for half in halves}
+    except UserError as error:
+        return Finding("data", "an extracted folder", WRONG, str(error))
     counts = ", ".join(f"{len(names)} classes in {half}/" for half, names in classes.items())
     text = f"an extracted folder: {counts}"
     if find_unfinished(folder):

@@ -154,6 +154,10 @@ def test_classes_that_differ_and_folders_without_an_image_are_said(tmp_path: Pat
     assert "e.g. m0" in add("val/m0/a.JPEG")["problem"]
     empty = add("train/bare/notes.txt")
     assert empty["level"] == "wrong"
+    (tmp_path / "train" / "n0").symlink_to("nowhere")
+    broken = _data(tmp_path)
+    (tmp_path / "train" / "n0").unlink()
+    assert broken["level"] == "wrong" and "n0 is a link to nothing" in broken["problem"]
     assert "1 class folder" in empty["problem"] and ": bare; remove" in empty["problem"]
 
 
