@@ -16,7 +16,7 @@ from dataset.connection import Pool
 from dataset.errors import UserError
 from dataset.federation import Target
 from dataset.fetch import Job, fetch_object
-from dataset.folder import Ledger, check_space_of_all, lock_folder, make_folder
+from dataset.folder import Ledger, NoSpace, check_space_of_all, lock_folder, make_folder
 from dataset.index_beside import INDEX_SUFFIX, fetch_index
 from dataset.lookup import Access, Lookup, Options
 from dataset.network import check_network
@@ -128,7 +128,12 @@ def _fetch_one(
 
 
 def fetch_collection(
-    target: Target, access: Access, request: Request, ledger: Ledger, display: Display
+    target: Target,
+    access: Access,
+    request: Request,
+    ledger: Ledger,
+    display: Display,
+    is_second: bool = False,
 ) -> list[Summary]:
     """Every file below a collection, into OUT/<its name>/..., small ones many at a time."""
     root = request.out / target.name
@@ -144,7 +149,12 @@ def fetch_collection(
     missing = [(entry, path) for entry, path in todo if not os.path.lexists(path)]
     if missing:
         disk = root if root.is_dir() else request.out
-        check_space_of_all(disk, [(path, entry.size or 0) for entry, path in missing])
+        try:
+            check_space_of_all(disk, [(path, entry.size or 0) for entry, path in missing])
+        except NoSpace:
+            if is_second:
+                raise  # a broken answer may say anything: it was asked once more
+            return fetch_collection(target, access, request, ledger, display, is_second=True)
     for folder in sorted({path.parent for _, path in todo}):
         make_folder(folder)
     summary = Summary(target.identity, str(root), sum(entry.size or 0 for entry, _ in files))

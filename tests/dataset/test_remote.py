@@ -25,6 +25,7 @@ from dataset.small import SMALL_BYTES
 from dataset.summary import Summary
 from tests.dataset import dav_server
 from tests.dataset.dav_server import serving_tree
+from tests.dataset.small_server import running
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
@@ -240,3 +241,21 @@ def test_what_a_kill_after_the_final_name_left_in_a_collection_is_removed(tmp_pa
         journal_path(tmp_path / "d" / "x").write_text("{}")
         fetch_urls([f"{url}/d/"], request)
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["x"]
+
+
+def test_one_absurd_size_in_a_listing_is_not_a_lack_of_space(tmp_path: Path) -> None:
+    class Lying(dav_server.TreeHandler):
+        num_asked = 0
+
+        def answer(self, status: int, body: bytes) -> None:
+            if self.command == "PROPFIND":
+                Lying.num_asked += 1
+                lie = body.replace(b"<D:getcontentlength>3<", b"<D:getcontentlength>%d<" % 10**17)
+                body = lie if Lying.num_asked == 1 else body
+            super().answer(status, body)
+
+    fields = {"files": {"/d/x": b"abc"}, "folders": frozenset({"/d"}), "gets": []}
+    with running(Lying, **fields) as url:
+        fetch_urls([f"{url}/d/"], Request(tmp_path, FAST, environ=NOWHERE))
+    assert (tmp_path / "d" / "x").read_bytes() == b"abc"
+    assert Lying.num_asked == 2
