@@ -15,6 +15,7 @@ import torch
 
 from dataset.errors import CommandError, DataError
 from train.decode import UNIFORMS_PER_SAMPLE, Decoder, Uniforms
+from train.pace import Pace
 from train.reads import Reads
 from train.sampler import (
     MAX_VAL_BATCH,
@@ -125,17 +126,17 @@ class Images:
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
         self.reads = Reads()
         # Held while an image is decoded: threads that read may be more than there are cores.
-        self.decoding: AbstractContextManager[Any] = nullcontext()
+        self.pace: Pace | None = None  # of the loader's threads
         self._looked_s = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_order", "reads", "decoding")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_order", "reads", "pace")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
         self.reads = Reads()
-        self.decoding = nullcontext()
+        self.pace = None
 
     def _make_order(self, epoch: int) -> Int64s:
         return epoch_order(self.seed, epoch, len(self.train))
@@ -195,17 +196,25 @@ class Images:
     def fill(self, draft: Draft, start: int, end: int) -> None:
         """Decodes the images of some slots."""
         fill_slot = self._fill_val if draft.item.is_val else self._fill_train
-        for slot in range(start, end):
-            fill_slot(draft, slot)
+        with self.pace.turn() if self.pace else nullcontext():
+            for slot in range(start, end):
+                fill_slot(draft, slot)
+
+    def _read(self, source: Source, is_val: bool, index: int) -> bytes:
+        with self.pace.reading() if self.pace else nullcontext():
+            return self.reads.read(source, is_val, index)
+
+    def _decoding(self) -> AbstractContextManager[None]:
+        return self.pace.decoding() if self.pace else nullcontext()
 
     def _fill_train(self, draft: Draft, slot: int) -> None:
         """The wanted sample, or the next that can be decoded."""
         assert draft.uniforms is not None
         index = int(draft.indices[slot])
         for _ in range(len(self.train)):
-            where, data = self.train.where(index), self.reads.read(self.train, False, index)
+            where, data = self.train.where(index), self._read(self.train, False, index)
             try:
-                with self.decoding:
+                with self._decoding():
                     self.decoder.train(data, where, draft.uniforms[slot], draft.pixels[slot])
                 draft.label_values[slot] = self.train.labels[index]
                 return
@@ -219,9 +228,9 @@ class Images:
         """The sample, or label -1, which nobody counts."""
         assert self.val is not None
         index = int(draft.indices[slot])
-        where, data = self.val.where(index), self.reads.read(self.val, True, index)
+        where, data = self.val.where(index), self._read(self.val, True, index)
         try:
-            with self.decoding:
+            with self._decoding():
                 self.decoder.val(data, where, draft.pixels[slot])
         except DataError as error:
             self._refuse(error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from dataset.errors import CommandError
 from train.data import Batch, Draft, Images, Item, Schedule
+from train.pace import Pace
 
 CHUNK = 4  # images a task: small enough that all threads work on the batch that is waited for
 # Batches that are being filled: enough for a disk that stops for a moment, where memory allows.
@@ -66,11 +66,11 @@ def _load_in_threads(
 ) -> Iterator[Batch]:
     """All threads work on the oldest batch first; each reads an image, then waits to decode it.
 
-    So many reads wait for the disk at once, no core is asked to decode two images at a time, and a
-    thread holds the bytes of one image at most.
+    So as many reads wait for the disk at once as it takes (train/pace.py), no core is asked to
+    decode two images at a time, and a thread holds the bytes of one image at most.
     """
     most_ahead = count_ahead(images, num_threads)
-    images.decoding = threading.Semaphore(num_decoders)
+    images.pace = Pace(num_decoders, num_threads)
     ahead: deque[tuple[Draft, list[Future[None]]]] = deque()
     failed: CommandError | None = None
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="loader")

@@ -14,6 +14,7 @@ from dataset.errors import DataError
 from tests.train.test_data import open_images, schedule_of
 from train.data import Draft, Images, Item
 from train.loader import BATCHES_AHEAD, MAX_READERS, count_ahead, count_readers, load_batches
+from train.pace import Pace, choose_limit
 from train.sampler import BatchPlan
 
 WAIT_S = 60.0
@@ -92,6 +93,23 @@ def test_many_reads_wait_at_once_and_few_images_are_decoded_at_once(
 
 def test_readers_are_several_for_each_decoder_and_bounded() -> None:
     assert [count_readers(n) for n in (1, 2, 4, 16, 100)] == [8, 16, 32, MAX_READERS, 100]
+
+
+@pytest.mark.parametrize(
+    ("reads_per_decode", "expected"), [(0.0, 2), (0.05, 3), (1.0, 5), (3.3, 11), (50.0, 16)]
+)
+def test_threads_follow_the_time_of_a_read(reads_per_decode: float, expected: int) -> None:
+    assert choose_limit(2, 16, reads_per_decode) == expected
+
+
+def test_all_threads_read_until_reads_are_known_to_be_quick_and_again_when_they_are_slow() -> None:
+    pace = Pace(2, 16)
+    assert pace.limit == 16
+    pace._learn(read_s=0.0, decode_s=0.001)
+    assert pace.limit == 2
+    for _ in range(100):
+        pace._learn(read_s=0.010, decode_s=0.001)
+    assert pace.limit == 16
 
 
 @pytest.mark.parametrize(
