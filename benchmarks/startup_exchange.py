@@ -41,7 +41,6 @@ from train.cpus import own_binding
 from train.launch import detect_launch
 
 RANKS, NUM_NODES = (1, 2, 4, 8, 16), 4
-BEYOND = 128
 
 
 def main() -> int:
@@ -173,7 +172,6 @@ def tables(result: dict[str, Any]) -> list[Table]:
     for ranks, values in found.items():
         fitted = f"{fit.predict(ranks):.2f}" if ranks > 1 else ""
         rows.append([str(ranks), f"{min(values):.2f}", f"{median(values):.2f}", fitted])
-    rows.append([f"{BEYOND} (by the fit, on these cores)", "", "", f"{fit.predict(BEYOND):.0f}"])
     title = (
         f"N ranks on up to {NUM_NODES} nodes of SLURM that share this machine's cores, "
         f"{result['rounds']} rounds: {fit.fixed_s:.2f} s and {1000 * fit.each_s:.0f} ms for each "

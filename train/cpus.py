@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+SPIN_COUNT = "1000"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -23,13 +24,14 @@ def settle_openmp(env: MutableMapping[str, str]) -> None:
 
     HTCondor sets OMP_THREAD_LIMIT to the slot's CPUs. With 1, seen on a pool, the first backward
     pass never ends: torch runs it in a second thread, to which libgomp grants none. And threads
-    that wait for each other must sleep: libgomp's spin by default, for so long that they use up the
-    time of the one that they wait for where cores are shared, with other jobs or with our own
-    loader. On two busy cores a step took 7 s of two spinning threads, and 0.9 s of passive ones.
+    that wait for each other must soon sleep: libgomp's spin 300,000 times by default, and use up
+    the time of the one that they wait for where cores are shared, with other jobs or with our own
+    loader. A thousand times is as quick on idle cores, and several times quicker on busy ones;
+    not to spin at all (OMP_WAIT_POLICY=passive) was slower on idle ones.
     """
     env.pop("OMP_THREAD_LIMIT", None)
-    if "GOMP_SPINCOUNT" not in env:
-        env.setdefault("OMP_WAIT_POLICY", "passive")
+    if "OMP_WAIT_POLICY" not in env:
+        env.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def allowed_cpus(env: Mapping[str, str]) -> int:
