@@ -40,14 +40,18 @@ def hasten(flag: Path) -> None:
     Judge.judge = judge  # type: ignore[method-assign]
 
 
+IN_TRAINING, IN_EVALUATION = partial(hooks.at_step, 1, 3), partial(hooks.at_validation, 1, 2)
+HUNG = (HANG, "rank 1 (reading data) hangs: it answers", CRASH)
+KILLED = (hooks.kill_myself, "lost contact with rank 1", -signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
-    "where", [partial(hooks.at_step, 1, 3), partial(hooks.at_validation, 1, 2)]
-)
-@pytest.mark.parametrize(
-    ("action", "words", "code"),
+    ("where", "action", "words", "code"),
     [
-        (HANG, "rank 1 (reading data) hangs: it answers", CRASH),
-        (hooks.kill_myself, "lost contact with rank 1", -signal.SIGKILL),
+        (IN_TRAINING, *HUNG),
+        (IN_TRAINING, *KILLED),
+        (IN_EVALUATION, *HUNG),
+        pytest.param(IN_EVALUATION, *KILLED, marks=pytest.mark.soak),
     ],
 )
 def test_a_rank_that_hangs_or_dies_on_gpus_is_named(
