@@ -31,6 +31,7 @@ from tests.cluster.condor.grid_mode import (
     wait_until,
 )
 from tests.cluster.condor.jobs import Job
+from tests.cluster.osdf.rules import Fault
 from train.record import read_lines
 
 pytestmark = [pytest.mark.condor, pytest.mark.osdf, pytest.mark.timeout(400)]
@@ -113,16 +114,17 @@ def miss_an_output(condor: ModuleType) -> Job:
 
 
 def get_input_late(condor: ModuleType, osdf: ModuleType) -> Job:
-    """The plugin finds a 404 at first; the hold is released and the object is there."""
-    name = f"grid-late/{os.urandom(4).hex()}.tar"
+    """The plugin finds busy servers at first; the hold is released when they answer again."""
+    path = osdf.put(f"grid-late/{os.urandom(4).hex()}.tar", b"late" * 100_000)
+    busy = osdf.faults(Fault("status", path=path, status=503))
     # Counts on what the plugin brought; the trainer itself has nothing to do with this story.
     look = "#!/bin/sh\nmkdir -p out data\nmd5sum *.tar >out/sums\n"
     job = submit_training(
-        condor, "executable = look.sh", {"look.sh": look}, DATA=f"osdf:///public/{name}",
+        condor, "executable = look.sh", {"look.sh": look}, DATA=f"osdf://{path}",
         FEDERATION=osdf.DIRECTOR_HTTP_URL, PLUGIN="true", PLUGIN_MINUTES="0.3", RELEASE_SECONDS="2",
     )  # fmt: skip
     job.wait_for("JOB_HELD", timeout_s=END_S)
-    osdf.put(name, b"late" * 100_000)
+    busy.remove()
     job.wait(timeout_s=END_S, may_be_held=True)
     return job
 
