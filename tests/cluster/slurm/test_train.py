@@ -82,12 +82,14 @@ def test_two_jobs_at_once_that_export_the_same_world_and_port_do_not_collide(
 
 DEVICE_OF_A_RANK = """
 import os, torch
+import train.device
 from train.device import choose_device
 from train.launch import detect_launch
 # A stand-in for CUDA, which this machine lacks: as many devices as SLURM lets this task see.
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
 torch.cuda.set_device = lambda index: None
+train.device.require_kernels = lambda *device: None
 launch = detect_launch(os.environ)
 device = choose_device("auto", launch, os.environ)
 print(launch.rank, os.environ["CUDA_VISIBLE_DEVICES"], device)
