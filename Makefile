@@ -24,7 +24,7 @@ setup: $(VENV)/.done ## the .venv with the pinned packages (5.7 GB, about 3 minu
 $(VENV)/.done: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	$(PY) -m train.jpeg
+	$(PY) -m train.data.jpeg
 	touch $@
 
 lint: setup ## ruff (lint and format) and mypy --strict
@@ -40,7 +40,7 @@ system: setup ## Debian packages for the tests (root and apt; without them the t
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  dpkg -s $(APT_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(APT_PACKAGES) >/dev/null; }; \
-	  $(PY) -m train.jpeg; \
+	  $(PY) -m train.data.jpeg; \
 	else echo "LEFT OUT: Debian packages ($(APT_PACKAGES)): needs root and apt"; fi
 
 test: setup system lint test-unit test-gpu test-cluster ## everything, on real SLURM, HTCondor and XRootD
@@ -76,7 +76,7 @@ bench: setup system ## every benchmark, as tables of ratios (an hour; BENCHMARKS
 	  printf '\n== benchmarks/%s.py\n' $$name; $(PY) benchmarks/$$name.py || exit 1; done
 
 plugin: condor/osdf_plugin ## the HTCondor transfer plugin, one file
-condor/osdf_plugin: condor/osdf_plugin.py scripts/build_plugin.py $(wildcard dataset/*.py)
+condor/osdf_plugin: condor/osdf_plugin.py scripts/build_plugin.py $(wildcard dataset/*.py dataset/*/*.py)
 	$(PYTHON) scripts/build_plugin.py
 
 cluster-up: setup system ## starts SLURM, HTCondor and the mini-OSDF, and says how to use them
@@ -86,5 +86,5 @@ cluster-down: setup ## stops them; nothing is left (asks before it deletes your 
 	@$(PY) -m tests.cluster down $(if $(FORCE),--force)
 
 clean: ## removes what make made here, the records of runs excepted
-	rm -rf $(VENV) .venv-oldest train/*.so train/libjpeg-*.so* demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest train/data/*.so train/data/libjpeg-*.so* demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

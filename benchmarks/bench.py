@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.load import Load
-from train.recorder import current_commit
+from train.records.recorder import current_commit
 
 T = TypeVar("T")
 Table = tuple[str, list[str], list[list[str]]]  # title, header, rows

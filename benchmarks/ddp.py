@@ -45,10 +45,10 @@ from benchmarks.ours import (
 )
 from benchmarks.reference import ReferenceLoop
 from dataset.errors import run_command
-from train.comm import Comm
+from train.ranks.comm import Comm
 from train.device import keep_freed_memory
-from train.interrupt import Interrupt
-from train.launch import detect_launch
+from train.ranks.interrupt import Interrupt
+from train.ranks.launch import detect_launch
 from train.norm import StepStatistics
 
 ARCH, SIZE, BATCH, WORLD = "resnet50", 224, 8, 2

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.bench import CACHE, ROOT, make_data, median, write_result
 from benchmarks.extract_doc import extract_tables
 from benchmarks.extract_peers import Cost, cases, measure
-from dataset.archive import list_tar
+from dataset.archive.tar_images import list_tar
 from dataset.errors import UserError, run_command
 
 _DIRTY_RATIO, _DIRTY_BYTES = (

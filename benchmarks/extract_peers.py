@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dataset.archive import list_tar
-from dataset.extract import Extraction, extract_archive
-from dataset.listing import Listing
+from dataset.archive.tar_images import list_tar
+from dataset.archive.extract import Extraction, extract_archive
+from dataset.archive.listing import Listing
 
 ROOT = Path(__file__).resolve().parents[1]
 Run = Callable[[], None]

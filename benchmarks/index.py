@@ -27,8 +27,8 @@ from benchmarks.bench import (
 )
 from benchmarks.extract_doc import index_tables
 from dataset.errors import run_command
-from dataset.index import build_index
-from dataset.index_file import TarIndex
+from dataset.archive.index import build_index
+from dataset.archive.index_file import TarIndex
 
 MEAN_IMAGE = 110_000
 NUM_CLASSES, PER_CLASS = 1000, 1281

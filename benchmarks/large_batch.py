@@ -26,7 +26,7 @@ from torchvision.models.resnet import BasicBlock
 
 from benchmarks.large_batch_report import Rows, draw_curves, make_table, read_rows, write_rows
 from dataset.errors import UserError, run_command
-from dataset.fake_picture import draw_picture
+from dataset.fake.picture import draw_picture
 from train.optim import make_optimizer, set_lr, zero_init_last_gamma
 from train.recipe import Recipe, lr_at, resolve_recipe
 

@@ -40,12 +40,12 @@ from benchmarks.bench import (
 )
 from benchmarks.reference import make_loader, pil_steps
 from dataset.errors import run_command
-from train.data import Images, Item
-from train.decode import UNIFORMS_PER_SAMPLE, choose_decoder
+from train.data.batches import Images, Item
+from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder
 from train.device import keep_freed_memory
-from train.loader import load_batches
-from train.sampler import BatchPlan, sample_uniforms
-from train.sources import Dataset, open_dataset
+from train.data.loader import load_batches
+from train.data.sampler import BatchPlan, sample_uniforms
+from train.data.sources import Dataset, open_dataset
 from train.step import Placement
 
 BATCH, SIZE, WORKERS = 64, 224, 2

@@ -214,7 +214,7 @@ def decode_all(folder: Path) -> int:
     if (folder / "train").is_dir():
         files = sorted((folder / "train").rglob("*.JPEG"))
         return sum(Image.open(path).convert("RGB").width > 0 for path in files)
-    from dataset.index import find_or_build_index
+    from dataset.archive.index import find_or_build_index
 
     index = find_or_build_index(folder / TARS[0])
     with open(folder / TARS[0], "rb") as tar:

@@ -36,9 +36,9 @@ from benchmarks.bench import (
     write_result,
 )
 from dataset.errors import run_command
-from train.comm import Comm
-from train.cpus import own_binding
-from train.launch import detect_launch
+from train.ranks.comm import Comm
+from train.ranks.cpus import own_binding
+from train.ranks.launch import detect_launch
 
 RANKS, NUM_NODES = (1, 2, 4, 8, 16), 4
 

@@ -43,9 +43,9 @@ from benchmarks.ours import (
 )
 from benchmarks.reference import ReferenceLoop
 from dataset.errors import run_command
-from train.comm import Comm
+from train.ranks.comm import Comm
 from train.device import keep_freed_memory, prefers_channels_last
-from train.launch import detect_launch
+from train.ranks.launch import detect_launch
 
 REFERENCE, OURS = "reference loop", "ours"
 WANTED = {224: 1.1, 64: 1.0}

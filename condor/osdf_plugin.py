@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import CommandError, FinalError, PassingError, UserError
-from dataset.federation import parse_target
-from dataset.fetch import Job, fetch_object
-from dataset.folder import Ledger
-from dataset.lookup import Access, Options
-from dataset.network import check_network
+from dataset.federation.pelican import parse_target
+from dataset.fetch.object import Job, fetch_object
+from dataset.fetch.folder import Ledger
+from dataset.federation.lookup import Access, Options
+from dataset.federation.network import check_network
 from dataset.redaction import redact
-from dataset.tokens import TokenStore
+from dataset.federation.tokens import TokenStore
 from dataset.untrusted import parse_number
 
 CAPABILITIES = {

@@ -72,7 +72,7 @@ def check_disk(env: Mapping[str, str]) -> None:
 def check_gpu(env: Mapping[str, str]) -> str:
     """'cuda' or, where the user allows it, 'cpu'."""
     from dataset.errors import CommandError  # these travel with the job
-    from train.gpus import explain_no_gpu, given_gpus, require_kernels
+    from train.ranks.gpus import explain_no_gpu, given_gpus, require_kernels
 
     # Other variables are those of the pilot's own job.
     given = given_gpus({"CUDA_VISIBLE_DEVICES": env.get("CUDA_VISIBLE_DEVICES", "")})
@@ -98,7 +98,7 @@ def check_gpu(env: Mapping[str, str]) -> str:
 def name_decoder() -> str:
     """Which JPEG decoder will feed the GPU, for the job's log."""
     try:
-        from train.jpeg import load_kernel
+        from train.data.jpeg import load_kernel
     except ImportError as error:
         return f"JPEG decoder: unknown ({error})"
 

@@ -13,7 +13,7 @@ from report.runs import Run
 from report.scaling import Study
 from report.table import Cell, Column, Table
 from report.words import DeviceTime, choose_device_time, count, name_sizes
-from train.record import EPOCHS_FILE, iter_lines, read_epochs
+from train.records.record import EPOCHS_FILE, iter_lines, read_epochs
 
 MAX_CURVES = 8
 MAX_EPOCH = 10**7

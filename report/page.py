@@ -26,7 +26,7 @@ from report.table import Cell, Column, Table
 from report.words import choose_device_time, name_sizes
 
 if TYPE_CHECKING:
-    from report.grid import GridReport
+    from report.grid.report import GridReport
 
 MAX_STUDIES = 20  # with pictures; further ones are in the tables only
 
@@ -193,13 +193,13 @@ def _grid(contents: Contents, with_pictures: bool) -> str:
     """The tables and pictures of the grid report, loaded only when there are grid jobs."""
     if not contents.grids:
         return ""
-    from report.grid_plots import (
+    from report.grid.plots import (
         draw_completion_times,
         draw_failure_causes,
         draw_site_compute,
         draw_stall_times,
     )
-    from report.grid_tables import make_tables
+    from report.grid.tables import make_tables
 
     draws = {
         "completion_time": draw_completion_times,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from report.scaling import Point, Study
 from report.table import Cell, Column, Table
 from report.words import name_sizes
-from train.record import PHASES
+from train.records.record import PHASES
 
 PHASE_NAMES = {
     "startup": "start-up",

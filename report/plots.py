@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from report.phases import PHASE_NAMES, phase_shares
 from report.scaling import Point, Study
 from report.words import to_label
-from train.record import PHASES
+from train.records.record import PHASES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

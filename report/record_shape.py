@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from train.record import PHASES, Record
+from train.records.record import PHASES, Record
 
 MAX_CHARS = 200  # of a name in a table
 LEAST, MOST = 1e-6, 1e15  # of any measured number: products of some of them stay finite

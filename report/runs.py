@@ -11,7 +11,7 @@ from typing import Any
 
 from dataset.errors import CommandError, DataError, UserError
 from report.record_shape import shape_record, shorten, to_number, to_positive, to_whole
-from train.record import RUN_FILE, find_runs, read_run
+from train.records.record import RUN_FILE, find_runs, read_run
 
 CSV_COLUMNS = ("gpu", "batch_size", "num_nodes", "num_gpus", "lr", "wall_clock_s")
 

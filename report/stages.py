@@ -13,7 +13,7 @@ from dataset.errors import DataError
 from report.record_shape import MAX_CHARS, is_number, to_number
 from report.table import Cell, Column, Table, Value
 from report.words import count
-from train.record import STAGES_FILE, iter_lines
+from train.records.record import STAGES_FILE, iter_lines
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "run_results" / "published" / "works21_stages.csv"
 # Our stages in the study's terms; it tunes hyper-parameters too, which is shown as published.

@@ -18,18 +18,18 @@ from dataset.packages import find_problem, require_packages
 
 require_packages()
 
-from dataset.connection import Pool
+from dataset.federation.connection import Pool
 from dataset.errors import CommandError, UserError, run_command
-from dataset.federation import Target
-from dataset.fetch import Job, fetch_object
-from dataset.folder import Ledger
-from dataset.index_beside import INDEX_SUFFIX
-from dataset.lookup import Lookup, Options
-from dataset.network import check_network
-from dataset.probe import find_size
-from dataset.remote import is_collection
-from dataset.request import Request
-from dataset.verify import read_block_checks
+from dataset.federation.pelican import Target
+from dataset.fetch.object import Job, fetch_object
+from dataset.fetch.folder import Ledger
+from dataset.fetch.index_beside import INDEX_SUFFIX
+from dataset.federation.lookup import Lookup, Options
+from dataset.federation.network import check_network
+from dataset.fetch.probe import find_size
+from dataset.fetch.remote import is_collection
+from dataset.fetch.request import Request
+from dataset.transfer.verify import read_block_checks
 
 ROOT = Path(__file__).resolve().parents[1]
 GB = 1 << 30  # as HTCondor counts

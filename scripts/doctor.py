@@ -19,9 +19,9 @@ from dataset.packages import require_packages
 require_packages()
 
 from dataset.errors import USER_MISTAKE, UserError, run_command
-from dataset.federation import OSDF_DISCOVERY, parse_federation
-from train.launch import Launch, detect_launch
-from train.supplies import (
+from dataset.federation.pelican import OSDF_DISCOVERY, parse_federation
+from train.ranks.launch import Launch, detect_launch
+from scripts.checks.supplies import (
     find_discovery,
     look_at_data,
     look_at_decoder,
@@ -29,7 +29,7 @@ from train.supplies import (
     look_at_space,
     unreachable,
 )
-from train.surroundings import (
+from scripts.checks.surroundings import (
     OK,
     WRONG,
     Finding,
@@ -94,7 +94,7 @@ def measure_gpu(args: argparse.Namespace, launch: Launch | UserError) -> int:
     if isinstance(launch, UserError):
         raise launch
     from train.device import choose_device
-    from train.first_hour import Network, measure_all
+    from scripts.checks.first_hour import Network, measure_all
 
     device = choose_device("cuda", launch, os.environ)
     network = Network(args.arch, args.image_size, args.steps, device)

@@ -17,9 +17,9 @@ require_packages("numpy")
 
 from dataset.byte_meter import ByteMeter
 from dataset.errors import UserError, run_command
-from dataset.extract import Extraction, extract_archive
-from dataset.listing import Split
-from train.profile import measure_stage
+from dataset.archive.extract import Extraction, extract_archive
+from dataset.archive.listing import Split
+from train.records.profile import measure_stage
 
 log = logging.getLogger("trainyard")
 EXAMPLE = """examples:

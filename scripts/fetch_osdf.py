@@ -18,15 +18,15 @@ from dataset.packages import require_packages
 require_packages()
 
 from dataset.checksum import parse_given
-from dataset.dry_run import describe_sources
+from dataset.fetch.dry_run import describe_sources
 from dataset.errors import UserError, run_command
-from dataset.lookup import Options
+from dataset.federation.lookup import Options
 from dataset.redaction import redact_all
-from dataset.remote import fetch_urls
-from dataset.request import METHODS, Request
-from dataset.summary import Summary
-from train.profile import StageMeter, measure_stage
-from train.record import STAGES_FILE
+from dataset.fetch.remote import fetch_urls
+from dataset.fetch.request import METHODS, Request
+from dataset.fetch.summary import Summary
+from train.records.profile import StageMeter, measure_stage
+from train.records.record import STAGES_FILE
 
 EXAMPLE = """example:
   python scripts/fetch_osdf.py osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar --out data

@@ -16,14 +16,14 @@ from dataset.packages import require_packages
 require_packages()
 
 from dataset.errors import UserError, run_command
-from report.eventlog import read_event_logs
-from report.grid import GridReport, make_report
-from report.grid_history import read_histories
-from report.grid_plots import draw_grid_charts
-from report.grid_rows import make_row, read_records
-from report.grid_tables import describe_log, make_tables
-from report.grid_totals import compute_totals
-from report.published import compare_with_printed, is_study_table, read_study
+from report.grid.eventlog import read_event_logs
+from report.grid.report import GridReport, make_report
+from report.grid.history import read_histories
+from report.grid.plots import draw_grid_charts
+from report.grid.rows import make_row, read_records
+from report.grid.tables import describe_log, make_tables
+from report.grid.totals import compute_totals
+from report.grid.published import compare_with_printed, is_study_table, read_study
 from report.table import Table, to_csv, to_json, to_markdown
 from report.words import count
 

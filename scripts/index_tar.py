@@ -18,9 +18,9 @@ require_packages("numpy")
 
 from dataset.byte_meter import ByteMeter
 from dataset.errors import DataError, UserError, run_command
-from dataset.index import build_index, find_current, find_index, verify_tar
-from dataset.index_file import load_index
-from train.profile import measure_stage
+from dataset.archive.index import build_index, find_current, find_index, verify_tar
+from dataset.archive.index_file import load_index
+from train.records.profile import measure_stage
 
 log = logging.getLogger("trainyard")
 EXAMPLE = """examples:

@@ -18,9 +18,9 @@ from dataset.packages import require_packages
 require_packages("numpy", "PIL")
 
 from dataset.errors import run_command
-from dataset.fake import make_fake_imagenet
-from dataset.fake_archive import SHAPES
-from dataset.fake_draw import Progress
+from dataset.fake.make import make_fake_imagenet
+from dataset.fake.archives import SHAPES
+from dataset.fake.draw import Progress
 
 log = logging.getLogger("trainyard")
 EXAMPLE = """example:

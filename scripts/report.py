@@ -19,18 +19,18 @@ require_packages("numpy", "matplotlib")
 
 from dataset.errors import UserError, run_command
 from report.curves import load_epochs
-from report.eventlog import read_event_logs
-from report.grid import GridReport, make_report
-from report.grid_history import read_histories
-from report.grid_rows import make_row, read_records
-from report.grid_tables import describe_log
-from report.grid_totals import compute_totals
+from report.grid.eventlog import read_event_logs
+from report.grid.report import GridReport, make_report
+from report.grid.history import read_histories
+from report.grid.rows import make_row, read_records
+from report.grid.tables import describe_log
+from report.grid.totals import compute_totals
 from report.page import Contents, build_page
-from report.published import compare_with_printed, is_study_table, read_study
+from report.grid.published import compare_with_printed, is_study_table, read_study
 from report.runs import Run, load_runs
 from report.scaling import build_studies
 from report.stages import load_stages, read_published_stages, summarise_stages
-from train.record import RUN_FILE, STAGES_FILE
+from train.records.record import RUN_FILE, STAGES_FILE
 
 log = logging.getLogger("trainyard")
 EVENT = re.compile(rb"^\d{3} \(\d+\.\d+\.\d+\) ")

@@ -18,7 +18,7 @@ from dataset import redaction
 from tests.cluster import SERVICES
 from tests.gpu_sim import build as gpu_sim
 from tests.gpu_sim.ranks import HAS_GPU
-from train.cpu_isa import limit_bf16
+from train.ranks.cpu_isa import limit_bf16
 
 ROOT = Path(__file__).resolve().parents[1]
 

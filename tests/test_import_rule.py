@@ -12,11 +12,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("dataset", "train", "report", "scripts")
-# scripts -> report, train, dataset; train -> dataset; report -> train.record and dataset.errors.
+# scripts -> report, train, dataset; train -> dataset; report -> train.records.record and dataset.errors.
 MAY_IMPORT = {
     "dataset": ("dataset",),
     "train": ("train", "dataset"),
-    "report": ("report", "train.record", "dataset.errors"),
+    "report": ("report", "train.records.record", "dataset.errors"),
     "scripts": ("scripts", "report", "train", "dataset"),
 }
 # What a room needs beyond the standard library when its modules are imported.
@@ -30,12 +30,12 @@ OPTIONAL = {  # inside try/except ImportError, or inside a function: their absen
 }
 EXTRA = {"fake_picture.py": {"PIL"}}  # pictures are drawn for tests and demos only
 WITHOUT_TORCH = [
-    "train.record",
-    "train.launch",
-    "train.profile",
-    "train.variables",
-    "train.hostlist",
-    "train.cpu_isa",
+    "train.records.record",
+    "train.ranks.launch",
+    "train.records.profile",
+    "train.ranks.variables",
+    "train.ranks.hostlist",
+    "train.ranks.cpu_isa",
 ]
 
 

@@ -10,9 +10,9 @@ require_packages("torch", "torchvision", "numpy", "PIL")
 
 from dataset.errors import run_command  # noqa: E402
 from train.config import parse_config  # noqa: E402
-from train.cpu_isa import limit_bf16  # noqa: E402
-from train.cpus import settle_openmp  # noqa: E402
-from train.launch import detect_launch  # noqa: E402
+from train.ranks.cpu_isa import limit_bf16  # noqa: E402
+from train.ranks.cpus import settle_openmp  # noqa: E402
+from train.ranks.launch import detect_launch  # noqa: E402
 from train.paths import check_paths  # noqa: E402
 
 settle_openmp(os.environ)
@@ -27,7 +27,7 @@ def main() -> int:
     if cfg.precision == "bf16" and cfg.device != "cuda":
         limit_bf16()
     # SLURM may warn while torch is still imported, which would kill the rank: the warning waits
-    # until train.interrupt takes it.
+    # until train.ranks.interrupt takes it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     with leave_at_once():
         from train.run import main as train

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from dataset.errors import UserError
-from train.cpus import cpus_of_rank
-from train.gpus import explain_no_gpu, given_gpus, require_kernels
-from train.launch import Launch
+from train.ranks.cpus import cpus_of_rank
+from train.ranks.gpus import explain_no_gpu, given_gpus, require_kernels
+from train.ranks.launch import Launch
 
 TENSOR_CORES = 7  # the capability from which 16-bit formats and channels_last are fast
 MIN_CHANNELS_LAST_SIZE = 128  # pixels, on a CPU: faster at 224, no clear gain at 64

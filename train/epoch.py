@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from dataset.errors import DataError
-from train.comm import Comm
+from train.ranks.comm import Comm
 from train.evaluate import Accuracy
 from train.failure import ADVICE, Diverged
 from train.progress import EpochSums, Progress
-from train.recorder import PhaseClock
+from train.records.recorder import PhaseClock
 from train.step import Trainer
 
 log = logging.getLogger("trainyard")

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from train.comm import Comm
-from train.data import Batch
-from train.interrupt import Vote
-from train.sampler import ValidationShare
+from train.ranks.comm import Comm
+from train.data.batches import Batch
+from train.ranks.interrupt import Vote
+from train.data.sampler import ValidationShare
 from train.step import Placement
-from train.watch import READING
+from train.ranks.watch import READING
 
 log = logging.getLogger("trainyard")
 

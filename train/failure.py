@@ -19,10 +19,10 @@ from dataset.errors import (
     CommandError,
     describe_os_error,
 )
-from train.comm import Comm
+from train.ranks.comm import Comm
 from train.microbatch import is_out_of_memory, refuse_for_memory
-from train.nccl import last_error
-from train.recorder import Recorder
+from train.ranks.nccl import last_error
+from train.records.recorder import Recorder
 
 ADVICE = "; the last good checkpoint is kept: lower --lr, lengthen the warm-up, or use fp32"
 # What gloo, NCCL and the store write when another rank is gone: connections that were closed, reset
@@ -42,7 +42,7 @@ _BROKEN_GPU = re.compile(
 _TRAILER = re.compile(r"Exception raised from|\nSearch for `cuda|This may indicate")
 _MAX_ERROR_CHARS = 500
 
-# What a network disk answers that is away for a while; of an image it is said in train/sources.py.
+# What a network disk answers that is away for a while; of an image it is said in train/data/sources.py.
 _DISK_AWAY = (errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
 
 

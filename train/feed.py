@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from train.data import Batch, Images, Item, Schedule
-from train.interrupt import Vote
-from train.loader import copy_ahead, dummy_batches, load_batches
-from train.patience import PatientBatches, Stop
+from train.data.batches import Batch, Images, Item, Schedule
+from train.ranks.interrupt import Vote
+from train.data.loader import copy_ahead, dummy_batches, load_batches
+from train.data.patience import PatientBatches, Stop
 from train.prepare import Setup
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from dataset.errors import CommandError, UserError
 from train.config import TrainConfig
-from train.record import RUN_FILE, read_run
-from train.recorder import lock_folder
+from train.records.record import RUN_FILE, read_run
+from train.records.recorder import lock_folder
 
 RUNS = Path("run_results")  # RUNS/DEVICE/RUN_ID is the default --output
 # The flags that say what is trained; the others may differ between two starts of one run.

@@ -12,13 +12,13 @@ from functools import partial
 import torch
 
 from dataset.errors import CommandError, PassingError, UserError
-from train.comm import Comm
+from train.ranks.comm import Comm
 from train.config import TrainConfig
-from train.data import Batch
-from train.launch import Launch
+from train.data.batches import Batch
+from train.ranks.launch import Launch
 from train.model import build_model
 from train.recipe import Recipe
-from train.sampler import BatchPlan
+from train.data.sampler import BatchPlan
 from train.step import Placement, Trainer
 
 log = logging.getLogger("trainyard")

@@ -12,7 +12,7 @@ from torch import nn
 
 from dataset.errors import UserError
 from train.paths import check_weights
-from train.torch_file import read_torch_file, write_torch_file
+from train.checkpoints.torch_file import read_torch_file, write_torch_file
 
 log = logging.getLogger("trainyard")
 

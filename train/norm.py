@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from train.interrupt import Vote
+from train.ranks.interrupt import Vote
 
 
 class StepStatistics:

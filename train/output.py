@@ -14,9 +14,9 @@ import torch
 from train.config import TrainConfig
 from train.device import name_device
 from train.last_run import RUNS, find_last, require_last
-from train.launch import Launch
+from train.ranks.launch import Launch
 from train.paths import check_output
-from train.recorder import lock_folder
+from train.records.recorder import lock_folder
 
 log = logging.getLogger("trainyard")
 

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from dataset.errors import UserError
-from dataset.federation import parse_target
+from dataset.federation.pelican import parse_target
 from train.config import TrainConfig
 from train.last_run import require_last
-from train.sources import check_data
+from train.data.sources import check_data
 
 
 def check_paths(cfg: TrainConfig) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from dataset.errors import UserError
-from dataset.remote import fetch_dataset
-from train import checkpoint
-from train.classes import refuse_other_classes
-from train.comm import Comm
+from dataset.fetch.remote import fetch_dataset
+from train.checkpoints import checkpoint
+from train.records.classes import refuse_other_classes
+from train.ranks.comm import Comm
 from train.config import TrainConfig
-from train.cpus import count_sharing, own_binding
-from train.decode import Decoder, choose_decoder
+from train.ranks.cpus import count_sharing, own_binding
+from train.data.decode import Decoder, choose_decoder
 from train.device import (
     choose_precision,
     choose_threads,
@@ -24,17 +24,17 @@ from train.device import (
     prefers_channels_last,
     set_up_math,
 )
-from train.launch import Launch
-from train.listing import open_once_a_node
+from train.ranks.launch import Launch
+from train.data.listing import open_once_a_node
 from train.microbatch import make_plan, make_trial
 from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
 from train.optim import zero_init_last_gamma
 from train.output import choose_output
-from train.profile import measure_stage
+from train.records.profile import measure_stage
 from train.recipe import FLAGS, Recipe, resolve_recipe
-from train.resume import find_checkpoint, refuse_changes
-from train.sampler import BatchPlan, ValidationShare, share_validation
-from train.sources import Dataset, needs_index, open_dataset
+from train.checkpoints.resume import find_checkpoint, refuse_changes
+from train.data.sampler import BatchPlan, ValidationShare, share_validation
+from train.data.sources import Dataset, needs_index, open_dataset
 from train.step import Placement, Trainer
 
 log = logging.getLogger("trainyard")

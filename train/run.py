@@ -13,35 +13,35 @@ from typing import Any
 import torch
 
 from dataset.errors import CHECKPOINTED, DONE
-from train.classes import name_model
-from train.comm import Comm
+from train.records.classes import name_model
+from train.ranks.comm import Comm
 from train.config import TrainConfig, parse_config
-from train.ctrl_c import CtrlC
-from train.data import Batch
+from train.ranks.ctrl_c import CtrlC
+from train.data.batches import Batch
 from train.device import choose_device, identify_gpu, name_device
 from train.epoch import EpochMeter, check_finite, check_skipped, describe_epoch
 from train.evaluate import Accuracy
 from train.failure import end_all_ranks, record_failure
 from train.feed import open_batches
-from train.interrupt import CANCELLED, Cast, Interrupt, Vote
-from train.keeper import Keeper
-from train.launch import Launch, detect_launch
+from train.ranks.interrupt import CANCELLED, Cast, Interrupt, Vote
+from train.records.keeper import Keeper
+from train.ranks.launch import Launch, detect_launch
 from train.model import save_state_dict
-from train.nccl import call_before_abort
+from train.ranks.nccl import call_before_abort
 from train.output import default_output
-from train.patience import Stranded
+from train.data.patience import Stranded
 from train.prepare import make_trainer, prepare, recipe_of
-from train.profile import measure_stage
+from train.records.profile import measure_stage
 from train.progress import EpochSums, Progress
 from train.recipe import describe
-from train.recorder import (
+from train.records.recorder import (
     PhaseClock,
     Recorder,
     is_recorded_as_done,
     process_start_s,
     record_start,
 )
-from train.scheduler import exits_for_checkpoints, find_deadline, requeue
+from train.ranks.scheduler import exits_for_checkpoints, find_deadline, requeue
 from train.stranded import stop_for_all
 from train.validation import evaluate_only, validate
 

@@ -13,17 +13,17 @@ import torch
 from torch import nn
 
 from dataset.errors import UserError
-from train.comm import Comm
-from train.compat import compile_model, make_scaler, wrap_ddp
-from train.data import Batch
-from train.interrupt import Cast, Vote
+from train.ranks.comm import Comm
+from train.ranks.compat import compile_model, make_scaler, wrap_ddp
+from train.data.batches import Batch
+from train.ranks.interrupt import Cast, Vote
 from train.norm import StepStatistics
 from train.optim import Ema, make_optimizer, match_layout, set_lr
-from train.patience import Stranded
+from train.data.patience import Stranded
 from train.recipe import Recipe, lr_at
-from train.recorder import PhaseClock
-from train.sampler import BatchPlan, derive_key
-from train.watch import READING
+from train.records.recorder import PhaseClock
+from train.data.sampler import BatchPlan, derive_key
+from train.ranks.watch import READING
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -18,13 +18,13 @@ from typing import NoReturn
 import torch
 
 from dataset.errors import CHECKPOINTED
-from train import checkpoint
-from train.comm import HEARTBEAT_S, Comm
-from train.interrupt import CANCELLED, GRACE_S
-from train.patience import Stranded
+from train.checkpoints import checkpoint
+from train.ranks.comm import HEARTBEAT_S, Comm
+from train.ranks.interrupt import CANCELLED, GRACE_S
+from train.data.patience import Stranded
 from train.prepare import Setup
-from train.recorder import Recorder
-from train.scheduler import requeue
+from train.records.recorder import Recorder
+from train.ranks.scheduler import requeue
 
 log = logging.getLogger("trainyard")
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dataset.errors import UserError
-from train.comm import Comm
-from train.data import Batch
+from train.ranks.comm import Comm
+from train.data.batches import Batch
 from train.epoch import check_skipped
 from train.evaluate import Accuracy, evaluate, frozen
 from train.failure import Diverged
 from train.feed import open_validation
-from train.interrupt import Vote
+from train.ranks.interrupt import Vote
 from train.prepare import Setup
-from train.profile import measure_stage
+from train.records.profile import measure_stage
 from train.step import Trainer
 
 log = logging.getLogger("trainyard")

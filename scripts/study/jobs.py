@@ -59,7 +59,7 @@ def make_task(argv: Sequence[str]) -> Callable[[], None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
         os.chdir(here)  # what the paths in the flags refer to
         sys.path.insert(0, root)
-        from train.cpus import settle_openmp
+        from train.ranks.cpus import settle_openmp
 
         settle_openmp(os.environ)  # before torch is imported, as `python -m train` does
         from dataset.errors import run_command

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dataset.errors import CommandError
 from scripts.study.plan import StudyFile, make_points, write_study
-from train.record import RUN_FILE, read_run
+from train.records.record import RUN_FILE, read_run
 
 log = logging.getLogger("trainyard")
 

@@ -13,7 +13,7 @@ from report.record_shape import shorten
 from scripts.study.batches import batch_sizes, microbatch_flags
 from train.config import TrainConfig, parse_config
 from train.recipe import choose_recipe
-from train.record import parse_json, write_json
+from train.records.record import parse_json, write_json
 
 STUDY_FILE = "study.json"
 SCHEMA = 1

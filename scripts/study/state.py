@@ -12,7 +12,7 @@ from report.record_shape import is_number, shape_record, to_positive, to_whole
 from report.table import Cell, Column, Table
 from scripts.study.jobs import is_local_alive, log_folder, slurm_end, slurm_states
 from scripts.study.plan import Point, StudyFile
-from train.record import EPOCHS_FILE, RUN_FILE, read_epochs, read_run
+from train.records.record import EPOCHS_FILE, RUN_FILE, read_epochs, read_run
 
 LOG_LINES = 6
 # SLURM's word for the end of a job, as a person says it.

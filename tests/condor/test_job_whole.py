@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from dataset.fake import make_fake_imagenet
+from dataset.fake.make import make_fake_imagenet
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dataset.federation import DISCOVERY_PATH
+from dataset.federation.pelican import DISCOVERY_PATH
 from tests.dataset.small_server import Handler, running
 
 Decision = tuple[int, dict[str, str]]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dataset.extract import Extraction, Result, extract_archive
-from dataset.index_file import TarIndex
+from dataset.archive.extract import Extraction, Result, extract_archive
+from dataset.archive.index_file import TarIndex
 
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 AWKWARD_SIZES = (1, 511, 512, 513, 1024)

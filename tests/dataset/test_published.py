@@ -12,11 +12,11 @@ import pytest
 
 from dataset import published
 from dataset.errors import DataError
-from dataset.index import build_index
-from dataset.lookup import Options
+from dataset.archive.index import build_index
+from dataset.federation.lookup import Options
 from dataset.published import published_archives
-from dataset.remote import fetch_urls
-from dataset.request import Request
+from dataset.fetch.remote import fetch_urls
+from dataset.fetch.request import Request
 from tests.dataset.tars import make_tree, write_nested
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,10 @@ from urllib.parse import quote
 import pytest
 
 from dataset.errors import CommandError, DataError, PassingError, run_command
-from dataset.lookup import Options
+from dataset.federation.lookup import Options
 from dataset.redaction import hold_secret, redact, redact_all, redact_name
-from dataset.remote import fetch_urls
-from dataset.request import Request
+from dataset.fetch.remote import fetch_urls
+from dataset.fetch.request import Request
 from scripts.fetch_osdf import _write_summaries
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.small_server import Handler, running, serving

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.train import ranks
-from tests.train.ranks import Hook, Job
+from tests.train import started_ranks as ranks
+from tests.train.started_ranks import Hook, Job
 
 Environment = Callable[[int], dict[str, str]]
 HAS_GPU = Path("/dev/nvidia0").exists()
@@ -108,11 +108,11 @@ def read_run(out: Path) -> dict[str, Any]:
 
 def _simulate(hook: Hook | None) -> None:
     """Called in a rank before the trainer starts."""
-    import train.profile
+    import train.records.profile
     from tests.gpu_sim import operators
 
     operators.install()
-    train.profile._GPU_DEVICES = ("/dev",)  # as if the driver were here: the figures are NVML's
+    train.records.profile._GPU_DEVICES = ("/dev",)  # as if the driver were here: the figures are NVML's
     if hook is not None:
         hook()
     os.environ.pop("LD_PRELOAD", None)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from train.record import EPOCHS_FILE, PHASES, RUN_FILE, append_line, write_json
+from train.records.record import EPOCHS_FILE, PHASES, RUN_FILE, append_line, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "run_results" / "published"

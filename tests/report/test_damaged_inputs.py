@@ -13,14 +13,14 @@ import pytest
 
 from dataset.errors import run_command
 from report.curves import load_epochs
-from report.eventlog import read_event_log
-from report.grid_history import read_histories
+from report.grid.eventlog import read_event_log
+from report.grid.history import read_histories
 from report.runs import load_runs
 from report.stages import load_stages
 from tests.report.damage import DEEP, damage_bytes, damage_json, damage_lines
 from tests.report.eventlogs import LogWriter, write_event
 from tests.report.records import KEMPNER, PUBLISHED, run_record, write_raw, write_run
-from train.record import EPOCHS_FILE, RUN_FILE, STAGES_FILE
+from train.records.record import EPOCHS_FILE, RUN_FILE, STAGES_FILE
 
 DATA = Path(__file__).parent / "data"
 EXAMPLE = PUBLISHED.parent / "cpu" / "two-core-example"

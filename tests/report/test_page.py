@@ -13,7 +13,7 @@ import pytest
 
 from report.curves import load_epochs
 from report.page import Contents, build_page
-from report.published import read_study
+from report.grid.published import read_study
 from report.runs import load_runs
 from report.scaling import build_studies
 from report.stages import read_published_stages, summarise_stages
@@ -34,7 +34,7 @@ STAGE = {
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with everything on it: our runs with repeats, published runs, stages, a grid."""
-    from report.grid import make_report
+    from report.grid.report import make_report
 
     folder = tmp_path_factory.mktemp("page")
     for num_gpus in (1, 2, 4):

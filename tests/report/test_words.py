@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from report.curves import accuracy_table, load_epochs
-from report.grid import make_report
-from report.grid_plots import draw_grid_charts
-from report.grid_rows import GridJob
-from report.grid_tables import make_slot_time_table
+from report.grid.report import make_report
+from report.grid.plots import draw_grid_charts
+from report.grid.rows import GridJob
+from report.grid.tables import make_slot_time_table
 from report.runs import load_runs
 from report.scaling import build_studies
 from report.scaling_tables import scaling_table

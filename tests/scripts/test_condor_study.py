@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dataset.fake import make_fake_imagenet
-from dataset.index import find_or_build_index
+from dataset.fake.make import make_fake_imagenet
+from dataset.archive.index import find_or_build_index
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = "osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar"

@@ -162,9 +162,9 @@ def test_classes_that_differ_and_folders_without_an_image_are_said(tmp_path: Pat
 
 
 def test_tars_that_do_not_fit_their_indexes_are_said(tmp_path: Path) -> None:
-    from dataset.fake import make_fake_imagenet
-    from dataset.folder import Ledger
-    from dataset.index import build_index
+    from dataset.fake.make import make_fake_imagenet
+    from dataset.fetch.folder import Ledger
+    from dataset.archive.index import build_index
 
     make_fake_imagenet(tmp_path, classes=2, train_per_class=1, val_per_class=1, size=(32, 32))
     tars = [tmp_path / f"ILSVRC2012_img_{half}.tar" for half in ("train", "val")]
@@ -189,14 +189,14 @@ def test_notes_are_pointed_at_when_nothing_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "train" / "n1").mkdir(parents=True)
     (tmp_path / "train" / "n1" / "a.JPEG").touch()
     from scripts.doctor import describe
-    from train.supplies import look_at_data
+    from scripts.checks.supplies import look_at_data
 
     assert describe([look_at_data(str(tmp_path))]).endswith("but see the note above\n")
 
 
 def _data(path: Path) -> dict[str, str]:
     """In this process, which has numpy: a new one for each would only cost time."""
-    from train.supplies import look_at_data
+    from scripts.checks.supplies import look_at_data
 
     finding = look_at_data(str(path))
     return {"text": finding.text, "level": finding.level, "problem": finding.problem}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.index import find_or_build_index
+from dataset.archive.index import find_or_build_index
 from tests.dataset.bad_tars import BAD
 from tests.dataset.tars import TRAIN, VAL, flatten, make_tree, read_index, write_flat, write_nested
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from dataset.fake import make_fake_imagenet
-from tests.train import ranks
+from dataset.fake.make import make_fake_imagenet
+from tests.train import started_ranks as ranks
 
 CLASSES, TRAIN_PER_CLASS, VAL_PER_CLASS = 7, 6, 5  # 42 and 35: no multiples of 2 x 4, 2, 3 or 4
 

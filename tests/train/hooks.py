@@ -21,8 +21,8 @@ def own_rank() -> int:
 
 def trace_samples(path: Path) -> None:
     """Adds a line to the file for each microbatch of training: its step, part and samples."""
-    from train.data import Images, Item
-    from train.sampler import Int64s
+    from train.data.batches import Images, Item
+    from train.data.sampler import Int64s
 
     plain = Images.indices
     rank = own_rank()
@@ -41,8 +41,8 @@ def trace_samples(path: Path) -> None:
 
 def at_step(rank: int, step: int, action: Action) -> None:
     """Does something in one rank when it asks for the first samples of a global step."""
-    from train.data import Images, Item
-    from train.sampler import Int64s
+    from train.data.batches import Images, Item
+    from train.data.sampler import Int64s
 
     if own_rank() != rank:
         return
@@ -81,8 +81,8 @@ def all_of(*hooks: Action) -> None:
 
 def at_validation(rank: int, part: int, action: Action) -> None:
     """Does something in one rank, once, when it asks for the n-th batch of a validation."""
-    from train.data import Images, Item
-    from train.sampler import Int64s
+    from train.data.batches import Images, Item
+    from train.data.sampler import Int64s
 
     if own_rank() != rank:
         return
@@ -177,7 +177,7 @@ def hang_at_read(rank: int, index: int, fifo: Path) -> None:
     """Reading one sample never returns in one rank: as on a dead disk, the reader is in a system
     call. A FIFO in the sample's place would be refused, so the reader is sent to one.
     """
-    from train.sources import FolderSource
+    from train.data.sources import FolderSource
 
     if int(os.environ.get("RANK", "0")) != rank:
         return

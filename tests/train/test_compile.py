@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from dataset.errors import DONE
-from tests.train import hooks, ranks
-from tests.train.test_resume import EVERY_STEP, final_state, find_differences
-from train.record import read_epochs
+from tests.train import hooks
+from tests.train import started_ranks as ranks
+from tests.train.checkpoints.test_resume import EVERY_STEP, final_state, find_differences
+from train.records.record import read_epochs
 
 ARGV = ["-a", "resnet18", "--epochs", "1", "--microbatch", "2", "--ema", "0.9"]
 

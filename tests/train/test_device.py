@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from dataset.errors import UserError
-from train import cpus, scheduler
-from train.cpus import (
+from train.ranks import cpus
+from train.ranks import scheduler
+from train.ranks.cpus import (
     Binding,
     allowed_cpus,
     cgroup_cpus,
@@ -31,8 +32,8 @@ from train.device import (
     choose_threads,
     prefers_channels_last,
 )
-from train.launch import Job, Launch
-from train.scheduler import (
+from train.ranks.launch import Job, Launch
+from train.ranks.scheduler import (
     describe_slot,
     exits_for_checkpoints,
     find_deadline,

@@ -14,15 +14,15 @@ from torch.nn import functional
 from torchvision import datasets, models, transforms
 
 from dataset.errors import BAD_DATA, DONE, USER_MISTAKE
-from tests.train import ranks
-from tests.train.test_data import spoil
-from train.comm import Comm
-from train.data import Batch
+from tests.train import started_ranks as ranks
+from tests.train.data.test_data import spoil
+from train.ranks.comm import Comm
+from train.data.batches import Batch
 from train.evaluate import evaluate, frozen
-from train.interrupt import Vote
-from train.launch import Launch
-from train.record import read_lines
-from train.sampler import BatchPlan, ValidationShare, share_validation
+from train.ranks.interrupt import Vote
+from train.ranks.launch import Launch
+from train.records.record import read_lines
+from train.data.sampler import BatchPlan, ValidationShare, share_validation
 from train.step import MEAN, STD, Placement
 
 NUM_VAL, NUM_CLASSES = 35, 7

@@ -24,11 +24,12 @@ from dataset.errors import (
     TRY_AGAIN,
     USER_MISTAKE,
 )
-from tests.train import hooks, ranks
-from tests.train.test_data import spoil
-from tests.train.test_resume import final_state, find_differences
-from train.checkpoint import list_checkpoints
-from train.record import read_epochs, read_run
+from tests.train import hooks
+from tests.train import started_ranks as ranks
+from tests.train.data.test_data import spoil
+from tests.train.checkpoints.test_resume import final_state, find_differences
+from train.checkpoints.checkpoint import list_checkpoints
+from train.records.record import read_epochs, read_run
 
 EVERY_STEP = ["--checkpoint-minutes", "1e-9"]
 SAVED_BYTES = 3_000_000  # a little more than a checkpoint of the small network

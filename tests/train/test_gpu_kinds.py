@@ -15,7 +15,7 @@ from condor import slot
 from dataset.errors import TRY_AGAIN, USER_MISTAKE
 from tests.gpu_sim import ranks as gpu
 from tests.gpu_sim import stories
-from train.surroundings import look_at_gpus
+from scripts.checks.surroundings import look_at_gpus
 
 pytestmark = [pytest.mark.gpusim, pytest.mark.timeout(300)]
 DEVICES_BUSY = 46  # cudaErrorDevicesUnavailable

@@ -12,7 +12,8 @@ import pytest
 from dataset.errors import CHECKPOINTED, CRASH, TRY_AGAIN, USER_MISTAKE
 from tests.gpu_sim import ranks as gpu
 from tests.gpu_sim import stories
-from tests.train import hooks, ranks
+from tests.train import hooks
+from tests.train import started_ranks as ranks
 
 pytestmark = [pytest.mark.gpusim, pytest.mark.timeout(300)]
 DUMMY = ["--dummy", "--max-steps", "3"]

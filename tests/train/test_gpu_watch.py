@@ -15,7 +15,7 @@ import pytest
 from dataset.errors import CRASH
 from tests.gpu_sim import ranks as gpu_ranks
 from tests.train import hooks
-from train.record import read_run
+from train.records.record import read_run
 
 pytestmark = [pytest.mark.gpusim, pytest.mark.timeout(300)]
 
@@ -27,7 +27,7 @@ LONG = ["--epochs", "1", "--timeout-minutes", "2"]  # a busy machine may take lo
 
 def hasten(flag: Path) -> None:
     """Once the file is there the ranks lose patience sooner than their timeout."""
-    from train.watch import Judge
+    from train.ranks.watch import Judge
 
     plain = Judge.judge
 

@@ -9,7 +9,7 @@ import pytest
 
 from train.config import TrainConfig, parse_config
 from train.last_run import RUNS, find_last, flags_of
-from train.record import RUN_FILE, write_json
+from train.records.record import RUN_FILE, write_json
 
 
 @pytest.fixture(autouse=True)

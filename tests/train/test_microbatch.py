@@ -11,14 +11,15 @@ import torch
 
 from dataset.errors import DONE, TRY_AGAIN, USER_MISTAKE, PassingError, UserError
 from tests.gpu_sim import ranks as gpu_ranks
-from tests.train import hooks, ranks
-from tests.train.test_resume import final_state, find_differences
-from train.comm import Comm
+from tests.train import hooks
+from tests.train import started_ranks as ranks
+from tests.train.checkpoints.test_resume import final_state, find_differences
+from train.ranks.comm import Comm
 from train.config import TrainConfig
 from train.failure import explain
-from train.launch import Launch
+from train.ranks.launch import Launch
 from train.microbatch import SPARE_BYTES, choose_microbatch, divisors, make_plan
-from train.record import read_run
+from train.records.record import read_run
 
 SLOT = {"_CONDOR_JOB_AD": "job.ad"}
 
@@ -121,7 +122,7 @@ def with_memory(*megabytes: int) -> Any:
 
 def accept_numbers() -> None:
     """Nothing is computed, so a checkpoint holds what lay in memory."""
-    hooks.set_value("train.checkpoint", "all_finite", bool)
+    hooks.set_value("train.checkpoints.checkpoint", "all_finite", bool)
 
 
 def note_memory() -> None:

@@ -11,7 +11,7 @@ import torchvision
 from torch import nn
 
 from dataset.errors import USER_MISTAKE, UserError
-from tests.train import ranks
+from tests.train import started_ranks as ranks
 from train.model import build_model, check_input
 
 

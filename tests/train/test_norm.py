@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.train import ranks
-from train.comm import Comm
-from train.interrupt import Vote
-from train.launch import detect_launch
+from tests.train import started_ranks as ranks
+from train.ranks.comm import Comm
+from train.ranks.interrupt import Vote
+from train.ranks.launch import detect_launch
 from train.norm import StepStatistics
 
 NUM_PARTS, NUM_STEPS, MOMENTUM = 4, 3, 0.1

@@ -11,7 +11,7 @@ import pytest
 import torchvision
 
 from dataset.errors import DONE, UserError
-from tests.train import ranks
+from tests.train import started_ranks as ranks
 from train.config import parse_config
 from train.optim import make_optimizer
 from train.prepare import recipe_of, recipe_values

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from dataset.errors import UserError
-from train.comm import Comm
-from train.data import Batch
-from train.interrupt import Vote
-from train.launch import Launch
+from train.ranks.comm import Comm
+from train.data.batches import Batch
+from train.ranks.interrupt import Vote
+from train.ranks.launch import Launch
 from train.recipe import resolve_recipe
-from train.recorder import PhaseClock
-from train.sampler import BatchPlan
+from train.records.recorder import PhaseClock
+from train.data.sampler import BatchPlan
 from train.step import Placement, Trainer
 
 NUM_CLASSES, BATCH, MICROBATCH = 5, 8, 4

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-from train.comm import Comm
-from train.launch import Launch
+from train.ranks.comm import Comm
+from train.ranks.launch import Launch
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from dataset.fake import make_fake_imagenet
+from dataset.fake.make import make_fake_imagenet
 from tests.cluster.condor.grid_mode import (
     ROOT,
     SLOW,
@@ -32,7 +32,7 @@ from tests.cluster.condor.grid_mode import (
 )
 from tests.cluster.condor.jobs import Job
 from tests.cluster.osdf.rules import Fault
-from train.record import read_lines
+from train.records.record import read_lines
 
 pytestmark = [pytest.mark.condor, pytest.mark.osdf, pytest.mark.timeout(400)]
 END_S = 300.0

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from dataset.fake import make_fake_imagenet
+from dataset.fake.make import make_fake_imagenet
 from tests.conftest import ROOT
 
 FLAGS = ["-a", "resnet18", "--image-size", "32", "-b", "8", "--epochs", "1"]

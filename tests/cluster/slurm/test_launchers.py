@@ -14,7 +14,7 @@ from tests.cluster.mpi import MPI_ENV
 from tests.cluster.slurm.conftest import TRAIN_FLAGS
 from tests.cluster.slurm.jobs import wait_until
 from tests.conftest import ROOT
-from train.record import read_run
+from train.records.record import read_run
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 
@@ -66,7 +66,7 @@ def test_mpirun_inside_an_allocation_spans_its_nodes(
 DETECT = """
 import os
 from dataset.errors import UserError
-from train.launch import detect_launch
+from train.ranks.launch import detect_launch
 try:
     launch = detect_launch(os.environ)
     print(launch.launcher, launch.rank, launch.world_size)

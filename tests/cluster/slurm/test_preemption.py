@@ -18,7 +18,7 @@ import torch
 from tests.cluster.slurm.conftest import BATCH, NUM_TRAIN, NUM_VAL, TRAIN_FLAGS
 from tests.cluster.slurm.jobs import Job, wait_until
 from tests.conftest import ROOT
-from train.record import read_epochs, read_run
+from train.records.record import read_epochs, read_run
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 

@@ -16,7 +16,7 @@ from scripts.study.plan import read_study
 from tests.cluster.slurm.conftest import TRAIN_FLAGS
 from tests.cluster.slurm.jobs import Job, clean_env, run, wait_until
 from tests.conftest import ROOT
-from train.record import read_epochs, read_run
+from train.records.record import read_epochs, read_run
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.slurm.conftest import BATCH, NUM_TRAIN, NUM_VAL, TRAIN_FLAGS
 from tests.conftest import ROOT
-from train.record import read_epochs, read_run
+from train.records.record import read_epochs, read_run
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 
@@ -84,7 +84,7 @@ DEVICE_OF_A_RANK = """
 import os, torch
 import train.device
 from train.device import choose_device
-from train.launch import detect_launch
+from train.ranks.launch import detect_launch
 # A stand-in for CUDA, which this machine lacks: as many devices as SLURM lets this task see.
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))

@@ -14,8 +14,8 @@ import runpy
 import time
 from pathlib import Path
 
-from train.data import Images, Item
-from train.sampler import Int64s
+from train.data.batches import Images, Item
+from train.data.sampler import Int64s
 
 
 def main() -> None:

@@ -1,0 +1,177 @@
+"""The index of a tar: found, built and checked, so that training reads the tar in place."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dataset.archive.tar_images import detect_kind, list_tar
+from dataset.archive.block_sums import BlockSummer, Progress, find_bad_ranges
+from dataset.errors import DataError, UserError
+from dataset.archive.index_file import (
+    SUFFIX,
+    TarIndex,
+    belongs,
+    load_index,
+    make_index,
+    pack_listing,
+    write_whole,
+)
+from dataset.archive.labels import find_labels, label_val
+from dataset.archive.listing import Split
+from dataset.published import PublishedHash
+from dataset.archive.tar_entry import BLOCK
+
+_BUILTIN = "built-in"
+_log = logging.getLogger("trainyard.index")
+
+
+def find_or_build_index(
+    tar: Path,
+    *,
+    index_dir: Path | None = None,
+    labels: Path | None = None,
+    checksums: bool = False,
+) -> TarIndex:
+    """The index of a tar: in index_dir, else beside it, else in the user's cache, else built."""
+    index = find_current(tar, index_dir=index_dir, labels=labels, checksums=checksums)
+    if index is not None:
+        return index
+    _log.info("%s has no index yet: making it, once", tar)
+    index, place = build_index(tar, index_dir=index_dir, labels=labels, checksums=checksums)
+    _log.info("%d images of %d classes: %s", len(index), len(index.classes), place)
+    return index
+
+
+def find_current(
+    tar: Path, *, index_dir: Path | None, labels: Path | None, checksums: bool
+) -> TarIndex | None:
+    """The index that there is, when it has what is asked for: these labels, checksums."""
+    place = find_index(tar, index_dir)
+    if place is None:
+        return None
+    index = load_index(place, tar)
+    wanted = labels_digest(tar, labels)
+    has_labels = not index.labels_from or not wanted or index.labels_from == wanted
+    return index if has_labels and (index.block_crc32c is not None or not checksums) else None
+
+
+def find_index(tar: Path, index_dir: Path | None = None) -> Path | None:
+    """Where the index of a tar is, or None; a cached one of a former tar does not count.
+
+    One of a former tar in a folder that is read-only does not hide the one that was made instead.
+    """
+    *named, cached = index_places(tar, index_dir)
+    there = [place for place in (*named, cached) if place.is_file()]
+    if len(there) == 1 and cached not in there:
+        return there[0]  # loading it tells why, if it is refused
+    fitting = (place for place in there if belongs(place, tar))
+    refused = (place for place in there if place != cached)
+    return next(fitting, None) or next(refused, None)
+
+
+def index_places(tar: Path, index_dir: Path | None = None) -> list[Path]:
+    """The places of a tar's index in the order of looking; the last one is the user's cache."""
+    name = tar.name + SUFFIX
+    digest = hashlib.sha256(os.fsencode(tar.resolve())).hexdigest()[:16]
+    named = ([index_dir / name] if index_dir else []) + [tar.with_name(name)]
+    return [*named, user_cache() / "index" / f"{digest}-{name}"]
+
+
+def user_cache() -> Path:
+    """The user's cache folder; a slot of a grid may have no home, only a scratch folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base:
+        return Path(base) / "trainyard"
+    home = os.environ.get("HOME")
+    if home and os.access(home, os.W_OK):
+        return Path(home) / ".cache" / "trainyard"
+    return Path(tempfile.gettempdir()) / f"trainyard-{os.getuid()}"
+
+
+def build_index(
+    tar: Path,
+    *,
+    index_dir: Path | None = None,
+    labels: Path | None = None,
+    checksums: bool = False,
+    split: Split | None = None,
+    progress: Progress = lambda num_bytes: None,
+) -> tuple[TarIndex, Path]:
+    """The index of a tar and where it was written."""
+    kind = detect_kind(tar)
+    if kind != "tar":
+        raise UserError(
+            f"{tar} is a {kind} file, and an index needs an uncompressed tar; extract it with "
+            "scripts/extract_ILSVRC_mp.py" + ("" if kind == "zip" else " or gunzip it first")
+        )
+    split = split or guess_split(tar)
+    fd = os.open(tar, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        label_names = partial(label_val, archive=tar, labels=labels)
+        size, sums = os.fstat(fd).st_size, None
+        if checksums:
+            hasher = PublishedHash(tar)
+            with BlockSummer(fd, size, progress, hasher) as summer:
+                listing = list_tar(fd, tar, split, label_names, summer.pread)
+                sums = summer.finish()
+            hasher.check()
+        else:
+            listing = list_tar(fd, tar, split, label_names)
+        arrays = pack_listing(listing, size, sums, labels_digest(tar, labels) or _BUILTIN)
+        arrays["first_header"] = np.frombuffer(os.pread(fd, BLOCK, 0), np.uint8)
+        arrays["last_header"] = np.frombuffer(os.pread(fd, BLOCK, listing.last_header), np.uint8)
+        arrays["last_header_offset"] = np.int64(listing.last_header)
+    finally:
+        os.close(fd)
+    return make_index(arrays, tar), _write(arrays, tar, index_dir)
+
+
+def guess_split(tar: Path) -> Split:
+    """The split of an archive by its name; only archives that hold both need it."""
+    return "val" if "val" in tar.name.lower() else "train"
+
+
+def labels_digest(tar: Path, labels: Path | None) -> str:
+    """What identifies the label file that would be used now; empty without one."""
+    source = labels or find_labels(tar.parent)
+    return hashlib.sha256(source.read_bytes()).hexdigest() if source else ""
+
+
+def _write(arrays: dict[str, Any], tar: Path, index_dir: Path | None) -> Path:
+    """Writes the index into index_dir when given, else beside the tar, else into the cache."""
+    problems = []
+    for place in index_places(tar, index_dir):
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(arrays, place)
+            return place
+        except OSError as error:
+            problems.append(f"{place.parent} ({error.strerror})")
+    raise UserError(f"no folder for the index can be written: {', '.join(problems)}; --index-dir?")
+
+
+def verify_tar(index: TarIndex, progress: Progress = lambda num_bytes: None) -> None:
+    """Raises DataError with the byte ranges of the tar that differ from the index's sums."""
+    if index.block_crc32c is None:
+        raise UserError(
+            f"the index of {index.tar} has no checksums; write them when the tar is known to be "
+            f"good: python scripts/index_tar.py --checksums {index.tar}"
+        )
+    fd = os.open(index.tar, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        bad = list(find_bad_ranges(fd, size, index.block_crc32c, progress))
+    finally:
+        os.close(fd)
+    if bad:
+        shown = ", ".join(f"{start}-{end - 1}" for start, end in bad[:5])
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise DataError(f"{index.tar} is damaged in the bytes {shown}{more}; fetch it again")

@@ -1,0 +1,221 @@
+"""TAR.index, the file: one .npz that says where each image of a tar is."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataset.archive.block_sums import BLOCK_SIZE
+from dataset.errors import DataError
+from dataset.archive.listing import Listing
+from dataset.archive.tar_entry import BLOCK
+
+FORMAT = 1
+SUFFIX = ".index"
+_NUMBER, _LIST = 0, 1  # dimensions
+_FIELDS: dict[str, tuple[type[np.generic], int]] = {
+    "format": (np.int64, _NUMBER),
+    "tar_size": (np.int64, _NUMBER),
+    "offset": (np.int64, _LIST),
+    "size": (np.int64, _LIST),
+    "label": (np.int32, _LIST),
+    "names": (np.uint8, _LIST),
+    "name_offset": (np.int64, _LIST),
+    "classes": (np.uint8, _LIST),
+    "class_offset": (np.int64, _LIST),
+    "labels_from": (np.uint8, _LIST),
+    "first_header": (np.uint8, _LIST),
+    "last_header": (np.uint8, _LIST),
+    "last_header_offset": (np.int64, _NUMBER),
+    "block_size": (np.int64, _NUMBER),
+    "block_crc32c": (np.uint32, _LIST),
+}
+_OPTIONAL = {"block_size", "block_crc32c"}
+_AGAIN = "write it again: python scripts/index_tar.py {}"
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """The images of a tar in sample order: bytes [offset[i], offset[i] + size[i]) of the tar."""
+
+    tar: Path
+    offset: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+    label: npt.NDArray[np.int32]
+    classes: list[str]
+    names: npt.NDArray[np.uint8]  # all file names one after the other
+    name_offset: npt.NDArray[np.int64]
+    labels_from: str  # "" when folders or class tars say the class, else which label file
+    block_size: int = 0
+    block_crc32c: npt.NDArray[np.uint32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def name(self, i: int) -> str:
+        """The file name of image i (n01440764_10026.JPEG)."""
+        blob = self.names[self.name_offset[i] : self.name_offset[i + 1]]
+        return blob.tobytes().decode("utf-8", "surrogateescape")
+
+
+def pack_listing(
+    listing: Listing, tar_size: int, sums: npt.NDArray[np.uint32] | None, labels_from: str
+) -> dict[str, Any]:
+    """The arrays of the file, apart from the two headers that tie it to its tar."""
+    names, name_offset = _pack(listing.names)
+    classes, class_offset = _pack(listing.classes)
+    arrays: dict[str, Any] = {
+        "format": np.int64(FORMAT),
+        "tar_size": np.int64(tar_size),
+        "offset": listing.offset,
+        "size": listing.size,
+        "label": listing.label,
+        "names": names,
+        "name_offset": name_offset,
+        "classes": classes,
+        "class_offset": class_offset,
+        "labels_from": np.frombuffer(labels_from.encode() if listing.is_flat else b"", np.uint8),
+    }
+    if sums is not None:
+        arrays |= {"block_size": np.int64(BLOCK_SIZE), "block_crc32c": sums}
+    return arrays
+
+
+def _pack(names: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    offsets = np.zeros(len(names) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, names), np.int64, len(names)), out=offsets[1:])
+    return np.frombuffer(b"".join(names), np.uint8), offsets
+
+
+def make_index(arrays: dict[str, Any], tar: Path) -> TarIndex:
+    """The index that the arrays of a file describe."""
+    bounds = arrays["class_offset"].tolist()
+    classes = arrays["classes"].tobytes()
+    sums = arrays.get("block_crc32c")
+    return TarIndex(
+        tar,
+        arrays["offset"],
+        arrays["size"],
+        arrays["label"],
+        [os.fsdecode(classes[a:b]) for a, b in itertools.pairwise(bounds)],
+        arrays["names"],
+        arrays["name_offset"],
+        arrays["labels_from"].tobytes().decode(),
+        int(arrays["block_size"]) if sums is not None else 0,
+        sums,
+    )
+
+
+def write_whole(arrays: dict[str, Any], place: Path) -> None:
+    """Writes to a name of its own first: jobs may build the same index at the same time."""
+    part = place.with_name(f"{place.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(part, "xb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load_index(place: Path, tar: Path) -> TarIndex:
+    """The index at a place; one that is damaged or belongs to another tar is refused."""
+    arrays = _read(place)
+    _check_belongs(arrays, place, tar)
+    contradiction = _find_contradiction(arrays)
+    if contradiction:
+        raise DataError(f"{place} contradicts itself: {contradiction}; {_AGAIN.format(tar)}")
+    return make_index(arrays, tar)
+
+
+def _find_contradiction(arrays: dict[str, Any]) -> str:
+    """What cannot be true of any tar, or an empty string; nothing later looks at it again."""
+    tar_size, offset, size = int(arrays["tar_size"]), arrays["offset"], arrays["size"]
+    label, num_classes = arrays["label"], len(arrays["class_offset"]) - 1
+    if not len(size) == len(label) == len(offset) == len(arrays["name_offset"]) - 1 > 0:
+        return "its lists have different lengths"
+    if not (_divides(arrays["name_offset"], arrays["names"]) and num_classes > 0):
+        return "the bounds of its names"
+    if not _divides(arrays["class_offset"], arrays["classes"]):
+        return "the bounds of its classes"
+    if not ((label >= 0) & (label < num_classes)).all():
+        return "a label without a class"
+    if (np.diff(label) < 0).any():
+        return "its images are not in the order of their classes"
+    # In this order nothing can overflow.
+    is_inside = (size > 0) & (size <= tar_size) & (offset > 0) & (offset <= tar_size - size)
+    if not is_inside.all():
+        return "an image outside of the tar"
+    try:
+        arrays["labels_from"].tobytes().decode()
+    except UnicodeDecodeError:
+        return "the name of its labels"
+    sums = arrays.get("block_crc32c")
+    if sums is not None and (
+        int(arrays.get("block_size", 0)) != BLOCK_SIZE or len(sums) != -(-tar_size // BLOCK_SIZE)
+    ):
+        return "the number of its checksums"
+    return ""
+
+
+def _divides(bounds: npt.NDArray[np.int64], blob: npt.NDArray[np.uint8]) -> bool:
+    """Whether bounds cut all of a blob into names that are not empty."""
+    is_inside = bool(((bounds >= 0) & (bounds <= len(blob))).all())  # first: no overflow after it
+    is_whole = bool(bounds[0] == 0 and bounds[-1] == len(blob))
+    return is_inside and is_whole and bool((np.diff(bounds) > 0).all())
+
+
+def belongs(place: Path, tar: Path) -> bool:
+    """Whether the index at a place is whole and of this tar."""
+    try:
+        _check_belongs(_read(place), place, tar)
+    except DataError:
+        return False
+    return True
+
+
+def _read(place: Path) -> dict[str, Any]:
+    """The arrays of the file, each of its own kind and shape."""
+    with open(place, "rb") as raw:
+        try:
+            with zipfile.ZipFile(raw) as packed:
+                if any(member.file_size > member.compress_size for member in packed.infolist()):
+                    raise ValueError("a part of it would unpack to more than it is")
+            with np.load(raw, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files if name in _FIELDS}
+        except Exception as error:  # zipfile, zlib and numpy have a dozen kinds for damaged bytes
+            raise DataError(f"{place} is damaged ({error}); index the tar again") from None
+    for name, (kind, dimensions) in _FIELDS.items():
+        if name not in arrays and name not in _OPTIONAL:
+            raise DataError(f"{place} is damaged: it has no {name}; index the tar again")
+        array = arrays.get(name)
+        if array is not None and (array.dtype != kind or array.ndim != dimensions):
+            found = f"{name} is {array.dtype} of {array.ndim} dimensions"
+            raise DataError(f"{place} is damaged: {found}; index the tar again")
+        if name == "format" and arrays["format"] != FORMAT:
+            raise DataError(f"{place} has format {arrays['format']}, this code reads {FORMAT}")
+    return arrays
+
+
+def _check_belongs(arrays: dict[str, Any], place: Path, tar: Path) -> None:
+    with open(tar, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        first = os.pread(file.fileno(), BLOCK, 0)
+        last = os.pread(file.fileno(), BLOCK, max(0, int(arrays["last_header_offset"])))
+    if size != int(arrays["tar_size"]):
+        why = f"the tar has {size} bytes, the indexed one had {int(arrays['tar_size'])}"
+    elif first != arrays["first_header"].tobytes() or last != arrays["last_header"].tobytes():
+        why = "the first or last header of the tar is another one"
+    else:
+        return
+    raise DataError(f"{place} does not belong to {tar}: {why}; {_AGAIN.format(tar)}")

@@ -1,0 +1,143 @@
+"""A fake ImageNet: ILSVRC-shaped archives of drawn pictures, the same bytes for the same seed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dataset.errors import PassingError, UserError
+from dataset.fake.archives import (
+    KAGGLE_ZIP,
+    SOLUTION,
+    TRAIN_TAR,
+    VAL_TAR,
+    VALPREP,
+    FakeImageNet,
+    write_archives,
+)
+from dataset.fake.draw import Progress, open_drawer
+from dataset.untrusted import parse_json
+
+MARKER = "fake_imagenet.json"
+SMALL_WORK_PIXELS = (
+    20_000_000  # below this a pool costs more than it brings (about 1 s of one core)
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made, or found made by the same call before."""
+
+    folder: Path
+    files: dict[str, int]
+    num_images: int
+    mean_bytes: float
+    was_there: bool
+
+
+def make_fake_imagenet(
+    out: Path | str,
+    *,
+    classes: int = 10,
+    train_per_class: int = 50,
+    val_per_class: int = 10,
+    size: tuple[int, int] = (500, 375),
+    shape: str = "nested",
+    seed: int = 0,
+    oddities: bool = False,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Made:
+    """The archives in `out`, made once: a second call with the same values finds them there."""
+    spec = FakeImageNet(classes, train_per_class, val_per_class, size, shape, seed, oddities)
+    if processes is not None and processes < 1:
+        raise UserError(f"--processes {processes} is out of range; give 1 or more")
+    out = Path(out)
+    found = _find_made(out, spec)
+    if found:
+        return found
+    out.mkdir(parents=True, exist_ok=True)
+    with _work_folder(out) as work:
+        with open_drawer(_num_processes(spec, processes), progress) as draw:
+            num_bytes = write_archives(spec, work, draw)
+        files = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
+        mean_bytes = num_bytes / (spec.num_train + spec.num_val)
+        # The marker goes first: names that a killed call leaves behind are then known as ours.
+        marker = {"spec": _as_json(spec), "files": files, "mean_bytes": round(mean_bytes)}
+        (work / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
+        for name in (MARKER, *files):
+            (work / name).replace(out / name)
+    return Made(out, files, spec.num_train + spec.num_val, mean_bytes, was_there=False)
+
+
+def _find_made(out: Path, spec: FakeImageNet) -> Made | None:
+    """What an earlier call with the same values left here; anything else in the way is refused."""
+    names = {TRAIN_TAR, VAL_TAR, KAGGLE_ZIP, VALPREP, SOLUTION}
+    present = {name: (out / name).stat().st_size for name in names if (out / name).exists()}
+    marker_path = out / MARKER
+    if not marker_path.exists():
+        if present:
+            raise UserError(
+                f"{out} already holds {', '.join(sorted(present))}, not made by this command; "
+                "give another --out"
+            )
+        return None
+    try:
+        marker = parse_json(marker_path.read_bytes())
+        files, made_from, mean_bytes = marker["files"], marker["spec"], marker["mean_bytes"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{marker_path} is damaged; remove the folder or give another --out"
+        ) from None
+    if made_from != _as_json(spec):
+        differing = [key for key, value in _as_json(spec).items() if made_from.get(key) != value]
+        was = ", ".join(f"{key}={made_from.get(key)}" for key in differing)
+        raise UserError(
+            f"{out} holds another fake ImageNet ({was}); remove it or give another --out"
+        )
+    changed = [name for name, size in present.items() if files.get(name) != size]
+    if changed:
+        raise UserError(f"{out / changed[0]} was changed after it was made; give another --out")
+    if present != files:
+        return None
+    return Made(out, files, spec.num_train + spec.num_val, mean_bytes, was_there=True)
+
+
+def _as_json(spec: FakeImageNet) -> dict[str, object]:
+    return asdict(spec) | {"size": list(spec.size)}
+
+
+@contextmanager
+def _work_folder(out: Path) -> Iterator[Path]:
+    """A folder beside the final names, for one process at a time, gone afterwards."""
+    work = out / ".fake_imagenet.part"
+    lock_path = out / ".fake_imagenet.lock"
+    with open(lock_path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(lock.fileno()), lock_path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        if not is_ours:  # held, or removed by its holder between our opening and our locking
+            raise PassingError(f"another process is filling {out}; wait for it to end")
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            lock_path.unlink(missing_ok=True)
+
+
+def _num_processes(spec: FakeImageNet, wanted: int | None) -> int:
+    """As many as asked for; else one a core, or one in all for little work."""
+    if wanted is not None:
+        return wanted
+    pixels = (spec.num_train + spec.num_val) * spec.size[0] * spec.size[1]
+    return 1 if pixels < SMALL_WORK_PIXELS else len(os.sched_getaffinity(0))

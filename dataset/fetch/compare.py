@@ -1,0 +1,162 @@
+"""Finding wrong bytes when only a digest of the whole tells: other sources' copies are compared."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
+from dataset.federation.document import Watch, fill, watching
+from dataset.transfer.journal import CHUNK, chunk_length
+from dataset.federation.lookup import Lookup
+from dataset.transfer.receive import check_answer, open_range
+from dataset.federation.sources import MAX_WRONG_BLOCKS, Source
+from dataset.transfer.store import ChunkStore
+from dataset.transfer.verify import compute_all
+
+log = logging.getLogger("trainyard.fetch")
+
+RUN_CHUNKS = 16
+MAX_COMPARED_BYTES = 4 << 30  # the bound: beyond it, fetching all again costs the same
+MAX_FAILURES = 3  # of one reference: then the next one is asked
+MAX_DIFFERENT = 32  # more chunks than this differ: fetching a source's share again is quicker
+DIFFERS = "sends other bytes than"
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A chunk that was replaced: whose it was, and whether this start had fetched it."""
+
+    text: str
+    sender: str
+    is_new: bool
+
+
+class TooDifferent(Exception):
+    """So much differs from a reference that its senders are wrong, or the object changed."""
+
+    def __init__(self, reference: Source, repairs: Sequence[Repair]) -> None:
+        super().__init__(f"more than {MAX_DIFFERENT} MiB differ at {reference.label}")
+        self.reference = reference
+        self.repairs = tuple(repairs)
+
+
+def mend(
+    lookup: Lookup, store: ChunkStore, is_right: Callable[[], bool], is_cheap: bool
+) -> list[str]:
+    """What was replaced: chunks that differ at another source get its bytes, until `is_right`.
+
+    The origin's copy is the reference where the federation names it, then each cache's. A cheap
+    `is_right` (from the checksums of the chunks alone) is asked after every repair.
+    """
+    mended: list[str] = []
+    end_at = time.monotonic() + lookup.options.give_up_s
+    for reference in _references(lookup):
+        num_before = len(mended)
+        repairs: list[Repair] = []
+        num_failures = 0
+        for first in range(0, store.blocks.num_chunks, RUN_CHUNKS):
+            end = min(first + RUN_CHUNKS, store.blocks.num_chunks)
+            if all(store.sender(chunk) == reference.label for chunk in range(first, end)):
+                continue
+            if store.waste.compared >= MAX_COMPARED_BYTES or time.monotonic() > end_at:
+                return mended
+            if num_failures >= MAX_FAILURES:
+                break
+            try:
+                found = _compare_run(lookup, store, reference, first, end)
+            except NETWORK_ERRORS as error:
+                log.info("%s: %s while comparing", reference.label, explain(error))
+                num_failures += 1
+                continue
+            mended += [repair.text for repair in found]
+            repairs += [repair for repair in found if repair.sender != reference.label]
+            if len(repairs) > MAX_DIFFERENT:
+                raise TooDifferent(reference, repairs)
+            if found and is_cheap and is_right():
+                return mended
+        if len(mended) > num_before and not is_cheap and is_right():
+            return mended
+    return mended
+
+
+def trust_reference(lookup: Lookup, store: ChunkStore, found: TooDifferent) -> str:
+    """What was done, in words: the chunks of the senders that differ are to be fetched elsewhere.
+
+    A sender is refused unless only chunks of an earlier start differ: the object may have been
+    another one then. If the digest stays wrong, `mend` turns to the next source, each one once.
+    """
+    reference = found.reference
+    counts = Counter(repair.sender for repair in found.repairs)
+    guilty = {name for name, count in counts.items() if count >= MAX_WRONG_BLOCKS} or set(counts)
+    now_wrong = Counter(repair.sender for repair in found.repairs if repair.is_new)
+    with lookup.lock:
+        reference.refused, reference.was_trusted = "", True
+        for source in lookup.sources.all:
+            if source.label in guilty & now_wrong.keys():
+                source.refused = f"{DIFFERS} {reference.label}"
+                source.wrong_blocks += now_wrong[source.label]
+                source.errors["wrong bytes"] += now_wrong[source.label]
+    num_bytes = store.drop_from(guilty)
+    names = ", ".join(sorted(guilty))
+    return f"{names}: other bytes than {reference.label}; {num_bytes >> 20} MiB are fetched again"
+
+
+def _references(lookup: Lookup) -> list[Source]:
+    """The origin, the caches, then those that were refused for another that proved no better."""
+    origin = lookup.ask(directread=True)
+    with lookup.lock:
+        lookup.sources.update(origin.sources, origin.namespace.require_token, is_origin=True)
+        known = [s for s in lookup.sources.all if s.url.startswith("http")]
+    usable = [s for s in known if not s.refused]
+    doubted = [s for s in known if s.refused.startswith(DIFFERS) and not s.was_trusted]
+    return sorted(usable, key=lambda source: not source.is_origin) + doubted
+
+
+def _compare_run(
+    lookup: Lookup, store: ChunkStore, reference: Source, first: int, end: int
+) -> list[Repair]:
+    """Fetches a run from the reference and replaces the chunks that differ."""
+    with watching(lookup.options.stall_s) as watch:
+        return _compare_watched(lookup, store, reference, first, end, watch)
+
+
+def _compare_watched(
+    lookup: Lookup, store: ChunkStore, reference: Source, first: int, end: int, watch: Watch
+) -> list[Repair]:
+    size = store.blocks.size
+    start, stop = first * CHUNK, min(end * CHUNK, size)
+    pool: Pool = lookup.pool
+    answer = open_range(pool, lookup, reference, start, stop, watch.hold)
+    mended = []
+    keep = False
+    try:
+        skip = check_answer(answer, start, stop, size, reference)
+        if skip or not reference.has_ranges:
+            return []
+        buffer = memoryview(bytearray(CHUNK))
+        for chunk in range(first, end):
+            view = buffer[: chunk_length(chunk, size)]
+            fill(answer.readinto, view, watch.note_progress)
+            with lookup.lock:
+                reference.bytes += len(view)
+                store.waste.compared += len(view)
+            values = compute_all(store.sums.kinds, view)
+            if values != store.sums.get(chunk):
+                text = f"bytes {chunk * CHUNK}-{chunk * CHUNK + len(view) - 1}"
+                sender, is_new = store.sender(chunk), store.is_new(chunk)
+                log.warning("%s from %s differ at %s; replaced", text, sender, reference.label)
+                store.replace(chunk, reference, view, values)
+                text = f"{text} from {sender}, replaced from {reference.label}"
+                mended.append(Repair(text, sender, is_new))
+        watch.let_go()
+        keep = answer.release(stop - start)
+    finally:
+        if keep:
+            pool.give(answer.connection)
+        else:
+            answer.connection.close()
+    return mended

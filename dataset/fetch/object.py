@@ -1,0 +1,279 @@
+"""The story of one fetch: look up, resume, transfer, verify, and only then the final name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dataset import checksum
+from dataset.fetch.acceptance import (
+    accept_existing,
+    mend_or_refuse,
+    refuse_unverified,
+    verify_by_server,
+    whole_checksum,
+)
+from dataset.fetch.compare import TooDifferent, trust_reference
+from dataset.federation.connection import Pool
+from dataset.fetch.digests import DigestAsker, HashFollower, pick_kinds
+from dataset.errors import PassingError
+from dataset.federation.pelican import Target
+from dataset.fetch.folder import Ledger, NoSpace, check_space
+from dataset.transfer.journal import Journal, Progress, read_journal
+from dataset.federation.lookup import Access, Lookup, Options
+from dataset.transfer.own_files import check_absent
+from dataset.own_names import check_no_part, journal_path, part_path
+from dataset.transfer.partial import adopt_older, discard, holding_part, resume
+from dataset.fetch.probe import Digest, find_size
+from dataset.published import find_published
+from dataset.redaction import redact
+from dataset.transfer.store import ChunkStore, DiskError
+from dataset.fetch.summary import Summary
+from dataset.transfer.engine import ObjectChanged, OtherSizes, Transfer
+from dataset.transfer.verify import BlockChecks, read_block_checks
+
+log = logging.getLogger("trainyard.fetch")
+
+MAX_STARTS = 5  # an object that changes again and again under our hands
+Tick = Callable[[Transfer], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One object to fetch: from where, to where, and what it must be."""
+
+    target: Target
+    path: Path
+    ledger: Ledger
+    given: Mapping[str, str] = field(default_factory=dict)  # kind -> hex, from the user
+    index: Path | None = None  # a TAR.index with block checksums
+    given_by: str = "given"
+
+    def with_published(self, size: int) -> Job:
+        """The same job; an archive that is known by name and size must have its published MD5."""
+        known = find_published(self.target.name, size)
+        if known is None or self.given:
+            return self
+        return replace(self, given={"md5": known.md5}, given_by="published")
+
+    def __post_init__(self) -> None:
+        check_no_part(Path(self.path.name))
+
+
+def fetch_object(
+    job: Job, access: Access, options: Options, on_tick: Tick = lambda transfer: None
+) -> Summary:
+    """Fetches one object to its final name; an exception carries the summary as `summary`."""
+    summary = Summary(job.target.identity, str(job.path))
+    started = time.monotonic()
+    pool = Pool(options.stall_s)
+    lookup = Lookup(job.target, access, options, pool)
+    try:
+        _fetch(job, lookup, summary, on_tick)
+        summary.status = "done"
+    except Exception as error:
+        summary.error = redact(str(error))
+        error.summary = summary  # type: ignore[attr-defined]
+        raise
+    finally:
+        summary.seconds = round(time.monotonic() - started, 3)
+        summary.sources = [source.describe() for source in lookup.sources.all]
+        summary.lookups = lookup.num_lookups
+        lookup.close()
+        pool.close()
+    return summary
+
+
+def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
+    if _is_done(job, summary, lookup.options.require_digest):
+        return
+    adopt_older(job.path, job.target.identity, job.ledger.knows)
+    odd_size: int | None = None
+    for _ in range(MAX_STARTS):
+        before = read_journal(journal_path(job.path))
+        summary.size = find_size(lookup, before.size if before is not None else None)
+        if summary.size != odd_size and _is_odd(job, before, summary.size):
+            odd_size = summary.size  # a broken answer may say anything: asked once more
+            lookup.sources.all.clear()
+            continue
+        job = job.with_published(summary.size)
+        if os.path.lexists(job.path):
+            accept_existing(job.path, job.given, job.given_by, summary)
+            _record_existing(job, summary)
+            return
+        try:
+            _fetch_once(job, lookup, summary, on_tick)
+            return
+        except OtherSizes as error:  # asked again, and kept when the size is the same after all
+            summary.say(f"the object seems to have another size now ({error}); asking again")
+            lookup.sources.all.clear()
+        except (ObjectChanged, TooDifferent) as error:
+            summary.say(f"the object changed at its source ({error}); starting over")
+            discard(job.path)
+            lookup.sources.all.clear()
+    raise PassingError(f"{job.target.identity} keeps changing at its source; try again later")
+
+
+def _record_existing(job: Job, summary: Summary) -> None:
+    record = job.ledger.make(job.path, job.target.identity, summary.verified, job.given)
+    job.ledger.add([record])
+
+
+def _is_odd(job: Job, before: Progress | None, size: int) -> bool:
+    """Whether to ask for the size again: it would cost the partial file, or is more than fits."""
+    if os.path.lexists(job.path):
+        return False
+    if before is not None and before.identity == job.target.identity and before.size != size:
+        return True
+    try:
+        check_space(job.path, size)
+    except NoSpace:
+        return True
+    return False
+
+
+def _is_done(job: Job, summary: Summary, must_verify: bool) -> bool:
+    """Whether the file was fetched and verified before; a new digest asks for a new look."""
+    record = job.ledger.find(job.path, job.target.identity)
+    known = record.get("digests", {}) if record else {}
+    if record is None or any(known.get(kind) != value for kind, value in job.given.items()):
+        return False
+    summary.size = summary.resumed_bytes = record["size"]
+    summary.verified = list(record.get("verified", ()))
+    job = job.with_published(record["size"])
+    if not summary.verified and job.given:  # an earlier version did not know its digest
+        accept_existing(job.path, job.given, job.given_by, summary)
+        _record_existing(job, summary)
+    if must_verify:
+        refuse_unverified(str(job.path), summary.verified)
+    by = ", ".join(summary.verified) or "its size alone"
+    summary.say(f"{job.path.name} is here already, verified by {by}")
+    discard(job.path)  # what a kill between the last two steps of a fetch left
+    return True
+
+
+def _fetch_once(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
+    checks, why = read_block_checks(job.index, summary.size) if job.index else (None, "no index")
+    if job.index is not None and checks is None and why != "no index":
+        summary.say(f"block checksums are not used: {why}")
+    check_space(job.path, summary.size)
+    with holding_part(job.path) as fd:
+        kinds = pick_kinds(job.given)
+        progress = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
+        _compare_etags(lookup, progress)
+        os.ftruncate(fd, summary.size)  # its full length, but sparse
+        _fill_part(job, lookup, fd, progress, checks, summary, on_tick)
+        _finish(job, summary)
+
+
+def _fill_part(
+    job: Job,
+    lookup: Lookup,
+    fd: int,
+    progress: Progress,
+    checks: BlockChecks | None,
+    summary: Summary,
+    on_tick: Tick,
+) -> None:
+    """The partial file whole and verified, and on the disk."""
+    journal = Journal.create(journal_path(job.path), progress)
+    try:
+        store = ChunkStore(fd, journal, progress, lookup.lock, lookup.sources, checks, summary.say)
+        while not _fill(job, Transfer(lookup, store), progress, summary, on_tick):
+            pass
+        store.flush()
+    except DiskError as error:
+        raise error.error from None
+    finally:
+        with lookup.lock:  # a late digest may be about to be written down
+            journal.close()
+
+
+def _fill(
+    job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
+) -> bool:
+    """Transfers and verifies; False when much of it was wrong and must come from other sources."""
+    store, digest = transfer.store, None
+    try:
+        digest = _run(job, transfer, progress, summary, on_tick)
+        if store.checks is not None:
+            summary.verified.append(f"block_crc32c ({store.checks.where})")
+        verify_by_server(transfer.lookup, store, digest, summary)
+        if transfer.lookup.options.require_digest:
+            refuse_unverified(job.target.identity, summary.verified)
+        return True
+    except TooDifferent as found:
+        if digest is not None:
+            again = DigestAsker(transfer, progress).wait()
+            if again is None or again[:2] != digest[:2]:
+                raise  # another object than before, not wrong bytes
+        summary.say(trust_reference(transfer.lookup, store, found))
+        summary.verified.clear()
+        return False
+    finally:
+        _count(transfer, summary)
+
+
+def _compare_etags(lookup: Lookup, progress: Progress) -> None:
+    """Within one source an ETag tells whether the object changed since an earlier start."""
+    for source in lookup.sources.all:
+        known = progress.etags.get(source.label)
+        if known is not None and source.etag is not None and known != source.etag:
+            raise ObjectChanged(f"{source.label}: its ETag was {known} and is {source.etag}")
+        source.etag = source.etag or known
+
+
+def _run(
+    job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
+) -> Digest | None:
+    """Transfers, with hashes following and the server's digest asked beside it."""
+    store = transfer.store
+    hashes = [kind for kind in job.given if kind in checksum.HASHES]
+    follower = HashFollower(store, hashes)
+    transfer.stays_behind = bool(hashes)  # on a fast network the hash is what takes longest
+    asker = None
+    if not job.given and store.checks is None:
+        asker = DigestAsker(transfer, progress)
+
+    def tick() -> None:
+        if asker is not None:
+            asker.start_when_late()
+        on_tick(transfer)
+
+    try:
+        transfer.run(tick)
+        on_tick(transfer)
+        found = follower.finish()
+    finally:
+        follower.stop()
+    for kind, wanted in job.given.items():
+        value = found[kind] if kind in found else whole_checksum(store, kind)
+        if value != wanted:
+            mend_or_refuse(transfer.lookup, store, kind, wanted, summary, job.given_by)
+        summary.verified.append(f"{kind} ({job.given_by})")
+    return asker.wait() if asker is not None else None
+
+
+def _count(transfer: Transfer, summary: Summary) -> None:
+    waste = transfer.store.waste
+    summary.resumed_bytes = transfer.store.resumed_bytes
+    summary.fetched_bytes = sum(source.bytes for source in transfer.sources.all)
+    summary.bytes_twice = vars(waste)
+    summary.hedges += transfer.num_hedges
+
+
+def _finish(job: Job, summary: Summary) -> None:
+    """The final name, durable; the record first, so that a kill in between costs nothing."""
+    check_absent(job.path)
+    job.ledger.add_before_rename(job.path, job.target.identity, summary.verified, job.given)
+    part_path(job.path).replace(job.path)
+    journal_path(job.path).unlink()
+    folder = os.open(job.path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,291 @@
+"""Questions to the sources before and beside a transfer: the size of the object, its digest."""
+
+from __future__ import annotations
+
+import logging
+import stat
+import threading
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from dataset.checksum import parse_digest_header
+from dataset.federation.connection import NETWORK_ERRORS, Answer, Pool, explain
+from dataset.federation.document import RIVAL_S, Watch, ask_rivals, get_document, watching
+from dataset.errors import PassingError, UserError
+from dataset.federation.pelican import DirectorAnswer, Verdict
+from dataset.federation.framing import ProtocolError
+from dataset.federation.lookup import Lookup
+from dataset.transfer.receive import (
+    OtherSize,
+    StatusError,
+    check_answer,
+    open_range,
+    parse_content_range,
+)
+from dataset.federation.sources import Source, name_server
+from dataset.spelling import decode
+
+log = logging.getLogger("trainyard.fetch")
+
+VOTE_S = 0.5  # how long a first answer waits for a second one
+DOUBT_S = 10.0  # and when it is another size than the partial file's
+QUICK_S = 1.0
+RIVAL_SHARE = 0.25  # of the time for a digest
+ORIGIN_WAITS_S = (0.2, 1.0, 3.0)
+TICK_S = 0.05
+
+
+class Digest(NamedTuple):
+    """What a server says of the whole object; a cache speaks of its own copy."""
+
+    kind: str
+    value: str
+    where: str
+    is_origin: bool
+
+
+def find_size(lookup: Lookup, known: int | None = None) -> int:
+    """The size of the object by a vote of its sources; raises as the look-up does.
+
+    The two nearest are asked at once, so that one with another object under this name does not
+    decide alone; when they differ, the origin does. A silent one is not waited for. `known` is the
+    size of an earlier start: one cache that has another does not throw away what is here. Nor does
+    one that has an empty object decide alone: a broken server says so, too.
+    """
+    if lookup.target.scheme == "file":
+        lookup.refresh()
+        return _measure_file(Path(decode(lookup.target.path)))
+    started = time.monotonic()
+    votes: dict[Source, int] = {}
+    crashes: list[Exception] = []
+    first_vote_at = None
+    while True:
+        now = time.monotonic()
+        _ask_more(lookup, votes, crashes, now, known)
+        with lookup.lock:
+            if crashes:
+                raise crashes[0]
+            if votes and first_vote_at is None:
+                first_vote_at = now
+            voters = [s for s in lookup.sources.usable if s in votes]
+            asked = [s for s in lookup.sources.usable if s.active]
+            is_doubted = _is_doubted(set(votes.values()), known)
+            wait_s = DOUBT_S if is_doubted else VOTE_S
+            is_late = first_vote_at is not None and now - first_vote_at >= wait_s
+            is_alone = not asked and (not is_doubted or _have_all_voted(lookup, votes))
+            size = _count_votes(votes, voters, is_done=is_late or is_alone)
+            if size is not None:
+                for source in voters:
+                    if votes[source] != size:
+                        source.refused = f"has an object of another size ({votes[source]} bytes)"
+                return size
+        time.sleep(TICK_S if votes or now - started > QUICK_S else TICK_S / 10)
+        _check_patience(lookup, votes, started)
+
+
+def _check_patience(lookup: Lookup, votes: dict[Source, int], started: float) -> None:
+    """Raises as the look-up does; sources that contradict each other are named."""
+    try:
+        lookup.check_patience(time.monotonic(), started)
+    except PassingError:
+        if len(set(votes.values())) < 2:
+            raise
+        told = ", ".join(f"{source.label} {size}" for source, size in votes.items())
+        raise PassingError(
+            f"{lookup.target.identity}: its sources disagree on its size in bytes ({told}), and no "
+            "origin decides; try again later"
+        ) from None
+
+
+def _is_doubted(sizes: set[int], known: int | None) -> bool:
+    """Whether others should be heard, the origin included, before the size is believed."""
+    return 0 in sizes or (known is not None and known not in sizes)
+
+
+def _have_all_voted(lookup: Lookup, votes: Collection[Source]) -> bool:
+    """Whether nobody is left who could say more of the size, the origin included."""
+    usable = lookup.sources.usable
+    knows_origin = lookup.target.scheme != "pelican" or any(s.is_origin for s in usable)
+    return knows_origin and all(source in votes for source in usable)
+
+
+def _measure_file(path: Path) -> int:
+    """The size of a local file; what cannot be read like one is the user's mistake."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        raise UserError(f"{path} is {what}; give the URL of a file")
+    return status.st_size
+
+
+def _count_votes(votes: dict[Source, int], voters: list[Source], is_done: bool) -> int | None:
+    """The size that has won; None while the vote is open."""
+    sizes = [votes[source] for source in voters]
+    best = max(set(sizes), key=sizes.count, default=None)
+    if best is None or (len(sizes) == 1 and not is_done):
+        return None
+    if sizes.count(best) * 2 > len(sizes):
+        return best
+    return next((votes[source] for source in voters if source.is_origin), None)
+
+
+def _ask_more(
+    lookup: Lookup,
+    votes: dict[Source, int],
+    crashes: list[Exception],
+    now: float,
+    known: int | None,
+) -> None:
+    """Keeps two questions open until two sources agree; looks up again when all have failed.
+
+    One that is silent is not counted, as a silent block is hedged: the next source is asked.
+    """
+    with lookup.lock:
+        usable = lookup.sources.usable
+        is_stuck = all(s.failures or _is_silent(s, now) for s in usable if s not in votes)
+        sizes = set(votes.values())
+        is_disputed = len(sizes) > 1 or bool(sizes and _is_doubted(sizes, known))
+        is_silent = any(_is_silent(source, now) for source in usable)
+    if ((is_stuck and not votes) or is_disputed) and lookup.is_due(now):
+        _start(lookup, crashes, partial(lookup.refresh, with_origin=is_disputed or is_silent))
+    with lookup.lock:
+        usable = lookup.sources.usable
+        wanted = 2 if not is_disputed else len(usable)
+        for source in usable:
+            num_open = sum(s in votes or (s.active > 0 and not _is_silent(s, now)) for s in usable)
+            is_free = source not in votes and not source.active and source.blocked_until <= now
+            if is_free and num_open < wanted:
+                source.active += 1
+                source.asked_at = now
+                _start(lookup, crashes, partial(_ask_size, lookup, source, votes))
+
+
+def _is_silent(source: Source, now: float) -> bool:
+    return source.active > 0 and now - source.asked_at >= RIVAL_S
+
+
+def _start(lookup: Lookup, crashes: list[Exception], work: Callable[[], None]) -> None:
+    """Does the work in a thread of its own; what is no answer and no failure is a crash."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            with lookup.lock:
+                crashes.append(error)
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def _ask_size(lookup: Lookup, source: Source, votes: dict[Source, int]) -> None:
+    """One question, and how it went."""
+    problem, retry_after_s, size = "", 0.0, None
+    try:
+        size = ask_size(lookup, source)
+    except StatusError as error:
+        problem, retry_after_s = str(error.status), error.retry_after_s
+    except NETWORK_ERRORS as error:
+        problem = explain(error)
+    with lookup.lock:
+        source.active -= 1
+        if size is not None:
+            votes[source] = size
+        else:
+            lookup.tell(source.label, problem)
+            lookup.sources.failed(source, time.monotonic(), problem, retry_after_s)
+    if problem in ("401", "403"):
+        lookup.reread_token()
+
+
+def ask_size(lookup: Lookup, source: Source) -> int:
+    """The size of the object at one source, told by a range of one byte."""
+    with watching(lookup.pool.timeout_s) as watch:
+        return _ask_size_once(lookup, source, watch)
+
+
+def _ask_size_once(lookup: Lookup, source: Source, watch: Watch) -> int:
+    answer: Answer | None = None
+    keep = False
+    try:
+        answer = open_range(lookup.pool, lookup, source, 0, 1, watch.hold)
+        is_plain = answer.status == 206 and parse_content_range(answer)[2] == 0
+        if is_plain:
+            # XRootD 5.5 says this of an empty object, and so may a broken server of another one.
+            answer.connection.close()
+            answer = open_range(lookup.pool, lookup, source, 0, None, watch.hold)
+        check_answer(answer, 0, 1, None, source)
+        source.has_ranges = source.has_ranges or is_plain  # it was not asked for one
+        if answer.status == 206:
+            size = parse_content_range(answer)[2]
+            if answer.readinto(memoryview(bytearray(1))) != 1:
+                raise ProtocolError("ended early")
+            watch.let_go()
+            keep = answer.release(1)
+            return size
+        assert answer.length is not None  # checked by check_answer
+        return answer.length
+    except OtherSize as error:  # 416: there is no first byte
+        return error.size
+    finally:
+        if answer is not None and keep:
+            lookup.pool.give(answer.connection)
+        elif answer is not None:
+            answer.connection.close()
+
+
+def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> Digest | None:
+    """The first digest that a server gives of the whole object.
+
+    The origin is asked first: a cache's digest is that of its own copy, which may be the damaged
+    one. XRootD reads the whole file for it, seconds for each GB; a cache may answer 405 and close.
+    A place that stays silent for a part of the time gets the next one as a rival.
+    """
+    pool = Pool(timeout_s, lookup.reach)
+    try:
+        origin = _find_origin(lookup)
+        token = origin.namespace.require_token
+        places = [(url, token) for url in origin.sources]
+        with lookup.lock:
+            places += [(s.url, s.wants_token) for s in lookup.sources.usable]
+
+        def ask(url: str, wants_token: bool) -> Digest | None:
+            for kind in kinds:
+                found = _ask_one(pool, lookup, url, wants_token, kind)
+                if found is not None:
+                    return Digest(kind, found, name_server(url), url in origin.sources)
+            return None
+
+        named = {url: token for url, token in places if url.startswith("http")}
+        questions = [partial(ask, *place) for place in named.items()]
+        return ask_rivals(questions, RIVAL_SHARE * timeout_s, timeout_s)
+    finally:
+        pool.close()
+
+
+def _find_origin(lookup: Lookup) -> DirectorAnswer:
+    """Where the origin is; one failed look-up does not leave the object without a digest."""
+    for wait_s in ORIGIN_WAITS_S:
+        answer = lookup.ask(directread=True)
+        if answer.verdict is not Verdict.PASSING:
+            return answer
+        time.sleep(wait_s)
+    return lookup.ask(directread=True)
+
+
+def _ask_one(pool: Pool, lookup: Lookup, url: str, wants_token: bool, kind: str) -> str | None:
+    # XRootD repeats the Digest of an earlier request on a kept connection: a new one each time.
+    headers = {"Want-Digest": kind, "Connection": "close", **lookup.headers(url, wants_token)}
+    try:
+        status, found, _, _ = get_document(pool, url, headers, method="HEAD")
+    except NETWORK_ERRORS as error:
+        log.debug("no %s from %s: %s", kind, name_server(url), explain(error))
+        return None
+    if status != 200 or "digest" not in found:
+        return None
+    digest = parse_digest_header(found["digest"]).get(kind)
+    if digest is None:
+        log.warning("%s sent a Digest that is no %s; not used", name_server(url), kind)
+    return digest

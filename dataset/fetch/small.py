@@ -1,0 +1,274 @@
+"""Many small files at once: one request each; what resists that goes the long way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataset.fetch.acceptance import refuse_unverified
+from dataset.federation.connection import NETWORK_ERRORS, Connection, explain
+from dataset.federation.document import RIVAL_S, Watch, fill, watching
+from dataset.fetch.folder import Ledger
+from dataset.federation.framing import ProtocolError
+from dataset.federation.lookup import Lookup
+from dataset.transfer.own_files import check_absent, hold_part
+from dataset.own_names import part_path
+from dataset.fetch.probe import ask_size
+from dataset.transfer.receive import StatusError, check_answer, open_range
+from dataset.fetch.small_digests import SmallDigests, address_beside, names_by_path
+from dataset.federation.sources import Source
+from dataset.transfer.store import DiskError, write_at
+from dataset.federation.webdav import Entry
+
+log = logging.getLogger("trainyard.fetch")
+
+SMALL_BYTES = 4 << 20  # one block: nothing to resume
+MAX_TRIES = 3
+WAIT_S = 0.05
+
+
+@dataclass(eq=False)
+class Try:
+    """One request for a file; a silent one gets a rival at another source."""
+
+    entry: Entry
+    path: Path
+    number: int = 0
+    avoid: frozenset[Source] = frozenset()
+    progress_at: float = 0.0
+    has_all: bool = False
+    rival: Try | None = None
+    is_lost: bool = False  # the rival has the file
+    connection: Connection | None = None
+
+
+class SmallFiles:
+    """Fetches a list of (entry, local path); `failed` holds those that need the long way."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        known_path: str,
+        files: Sequence[tuple[Entry, Path]],
+        ledger: Ledger,
+        on_bytes: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
+        self.failed: list[tuple[Entry, Path]] = []
+        self.num_verified = self.num_bytes = self.num_hedges = 0
+        self._lookup = lookup
+        self._known_path = known_path  # the object that the look-up's sources were named for
+        self._queue = deque(Try(entry, path) for entry, path in files)
+        self._open: dict[Try, Source] = {}
+        self._num_left = len(self._queue)
+        self._num_writing = 0
+        self._on_bytes = on_bytes
+        self._ledger = ledger
+        self._changed = threading.Condition(lookup.lock)
+        self._error: BaseException | None = None
+        self._is_over = False
+        self._last_progress = time.monotonic()
+        self._digests = SmallDigests(lookup, known_path)
+
+    def run(self) -> None:
+        """Fetches all files with as many threads as there may be connections."""
+        with self._ledger.hold_open(), self._changed:
+            for _ in range(min(self._lookup.options.connections, len(self._queue))):
+                self._start_thread()
+            while self._num_left and self._error is None:
+                self._hedge(time.monotonic())
+                self._changed.wait(WAIT_S)
+            self._is_over = True
+            for rival in self._open:
+                _cut(rival)
+            while self._num_writing:
+                self._changed.wait(WAIT_S)
+        self._digests.close()
+        if self._error is not None:
+            raise self._error
+
+    def _start_thread(self) -> None:
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _hedge(self, now: float) -> None:
+        """Asks another source for files whose source is silent, on a thread of their own."""
+        for one, source in list(self._open.items()):
+            is_silent = not one.has_all and now - one.progress_at >= RIVAL_S
+            if is_silent and one.rival is None and self._lookup.sources.has_other({source}, now):
+                one.rival = Try(one.entry, one.path, one.number, one.avoid | {source}, rival=one)
+                self._queue.appendleft(one.rival)
+                self._lookup.sources.stalled(source, now)
+                self.num_hedges += 1
+                self._start_thread()
+
+    def _work(self) -> None:
+        try:
+            while (one := self._take()) is not None:
+                source = self._open.get(one)
+                if source is None:
+                    self._wait(one)
+                else:
+                    self._fetch(one, source)
+        except DiskError as error:
+            self._error = error.error
+        except BaseException as error:
+            self._error = error
+
+    def _take(self) -> Try | None:
+        """The next file with a source for it, if one is free; None when all is over."""
+        with self._changed:
+            while not self._queue and not self._is_over:
+                self._changed.wait(WAIT_S)
+            if self._is_over or self._error is not None:
+                return None
+            one, now = self._queue.popleft(), time.monotonic()
+            source = None if one.is_lost else self._lookup.sources.pick(now, one.avoid)
+            if source is not None:
+                source.active += 1
+                one.progress_at = now
+                self._open[one] = source
+            return one
+
+    def _wait(self, one: Try) -> None:
+        """Every source rests: the file goes back, and a look-up may find others."""
+        now = time.monotonic()
+        with self._changed:
+            if one.is_lost:
+                return
+            self._queue.appendleft(one)
+            self._lookup.check_patience(now, self._last_progress)
+        if self._lookup.is_due(now):
+            self._lookup.refresh()
+        time.sleep(WAIT_S)
+
+    def _fetch(self, one: Try, source: Source) -> None:
+        problem, began, is_kept = "", time.monotonic(), False
+        try:
+            data = self._get(one, source)
+            one.has_all = True
+            verified = self._digests.verify(one.entry, data)
+            if self._lookup.options.require_digest:
+                refuse_unverified(one.entry.path, verified)
+            if self._claim(one):
+                self._keep(one.entry, one.path, data, verified)
+                is_kept = True
+        except StatusError as error:
+            problem = str(error.status)
+        except NETWORK_ERRORS as error:
+            problem = explain(error)
+        with self._changed:
+            now, size = time.monotonic(), one.entry.size or 0
+            del self._open[one]
+            source.active -= 1
+            source.seconds += now - began
+            if is_kept:
+                source.bytes += size
+                self._lookup.sources.delivered(source, size, now - began)
+                self._settle()
+            elif problem and not one.is_lost:
+                log.debug("%s: %s", one.entry.path, problem)
+                self._lookup.sources.failed(source, now, problem)
+                self._retry(one)
+
+    def _claim(self, one: Try) -> bool:
+        """Whether this try may write the file; its rival may not any more."""
+        with self._changed:
+            if one.is_lost or self._is_over:
+                return False
+            if one.rival is not None:
+                one.rival.is_lost = True
+                _cut(one.rival)
+            self._num_writing += 1
+            return True
+
+    def _settle(self) -> None:
+        self._num_left -= 1
+        if not self._num_left:
+            self._changed.notify_all()
+
+    def _retry(self, one: Try) -> None:
+        """Queues a file again, unless its rival goes on; after some tries it goes the long way."""
+        if one.rival is not None:
+            one.rival.rival = None
+        elif one.number + 1 >= MAX_TRIES:
+            self.failed.append((one.entry, one.path))
+            self._settle()
+        else:
+            self._queue.append(Try(one.entry, one.path, one.number + 1))
+            self._changed.notify()
+
+    def _get(self, one: Try, source: Source) -> bytearray:
+        entry, url = one.entry, address_beside(source.url, self._known_path, one.entry)
+        if not names_by_path(source.url, self._known_path):
+            raise ProtocolError("it does not name objects by their paths")
+        place = Source(url, source.label, source.wants_token)
+        if not entry.size:  # a listing that says 0 makes no empty file by itself
+            if ask_size(self._lookup, place) != 0:
+                raise ProtocolError("has bytes where the listing says 0")
+            return bytearray()
+        with watching(self._lookup.options.stall_s) as watch:
+            return self._receive(one, place, entry.size, watch)
+
+    def _receive(self, one: Try, place: Source, size: int, watch: Watch) -> bytearray:
+        def hold(connection: Connection) -> None:
+            watch.hold(connection)
+            with self._changed:
+                one.connection = connection
+                if one.is_lost:
+                    connection.cut()
+
+        def note_progress() -> None:
+            watch.note_progress()
+            one.progress_at = time.monotonic()
+
+        keep = False
+        try:
+            answer = open_range(self._lookup.pool, self._lookup, place, 0, size, hold)
+            check_answer(answer, 0, size, size, place)
+            data = bytearray(size)
+            fill(answer.readinto, memoryview(data), note_progress)
+            keep = answer.release(size)
+        finally:
+            watch.let_go()
+            with self._changed:
+                connection, one.connection = one.connection, None
+            if connection is not None and keep and not watch.has_cut:
+                self._lookup.pool.give(connection)
+            elif connection is not None:
+                connection.close()
+        return data
+
+    def _keep(self, entry: Entry, path: Path, data: bytearray, verified: list[str]) -> None:
+        """Writes the file whole; its record, and then its final name."""
+        part = part_path(path)
+        try:
+            fd = hold_part(part)
+            try:
+                os.ftruncate(fd, 0)
+                write_at(fd, memoryview(data), 0)
+                identity = self._lookup.target.child(entry.path).identity
+                check_absent(path)
+                self._ledger.add_before_rename(path, identity, verified, {})
+                part.replace(path)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise DiskError(error) from None
+        finally:
+            with self._changed:
+                self._num_writing -= 1
+        with self._changed:
+            self.num_verified += bool(verified)
+            self.num_bytes += len(data)
+            self._last_progress = time.monotonic()
+            self._on_bytes(len(data))  # under the lock: a bar is not made for threads
+
+
+def _cut(one: Try) -> None:
+    if one.connection is not None:
+        one.connection.cut()

@@ -1,0 +1,242 @@
+"""Which chunks of a file are missing, being fetched or there: the book-keeping of a transfer."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from dataset.federation.connection import Connection
+from dataset.transfer.journal import CHUNK, chunk_length, num_chunks
+from dataset.federation.sources import Source
+
+BLOCK_CHUNKS = 4  # requests are whole multiples of 4 MiB
+MAX_BLOCK_CHUNKS = 64
+BLOCK_S = 2.0  # about how long one request should take: long against a round trip over a WAN
+# CLAIMED: in the file by the journal of an earlier start, and not yet read again.
+# ARRIVED: in the file, while the checksum of its index block is not yet known.
+MISSING, CLAIMED, WRITING, ARRIVED, DONE = range(5)
+
+
+@dataclass(eq=False)
+class Lease:
+    """A run of chunks that one connection fetches from one source."""
+
+    first: int
+    end: int
+    avoid: frozenset[Source] = frozenset()
+    put_off_at: float | None = None  # when it could first not be placed because of `avoid`
+    source: Source | None = None
+    position: int = 0  # the chunk that is being received
+    partial: int = 0  # bytes of it so far, in `buffer`
+    buffer: memoryview | None = None
+    prefix: bytes = b""  # the first bytes of the first chunk, taken over from a silent rival
+    donor: Lease | None = None  # whose they were
+    donated: int = 0  # bytes of the chunk at `position` that a rival took over
+    beaten_by: Lease | None = None
+    started: float = 0.0
+    progress_at: float = 0.0
+    connection: Connection | None = None
+    cancelled: str = ""
+    rival: Lease | None = None  # another lease on the same chunks: the first to finish one wins
+    stall_counted: bool = False
+
+    def __post_init__(self) -> None:
+        self.position = self.first
+
+    @property
+    def remaining(self) -> int:
+        return self.end - self.position
+
+    @property
+    def known(self) -> int:
+        """Bytes of the chunk at `position` that were taken over and not received."""
+        return len(self.prefix) if self.position == self.first else 0
+
+    @property
+    def received(self) -> int:
+        """Bytes of the chunk at `position` that came over this lease's own connection."""
+        return max(0, self.partial - self.known)
+
+    def lost_bytes(self, successor: Lease | None) -> int:
+        """Bytes that nobody has when this lease ends here and `successor` goes on."""
+        if successor is not None and successor is self.donor:
+            return self.received
+        donated = self.donated if successor is not None else 0
+        return self.known + self.received - donated
+
+    def cancel(self, reason: str) -> None:
+        """Ends the lease under the thread that receives it."""
+        self.cancelled = self.cancelled or reason
+        if self.connection is not None:
+            self.connection.cut()
+
+
+@dataclass
+class Waste:
+    """Bytes that were fetched twice, by cause."""
+
+    wrong: int = 0  # failed a checksum
+    hedged: int = 0  # a stalled block was asked of two sources and both sent it
+    in_flight: int = 0  # less than a chunk when a connection broke
+    skipped: int = 0  # a server without ranges had to be read from its start
+    compared: int = 0  # the digest of the whole was wrong, and other copies were looked at
+
+
+class BlockMap:
+    """The states of all chunks and the queue of what to fetch; the caller holds the lock."""
+
+    def __init__(self, size: int, arrived: Iterable[int] = (), claimed: Iterable[int] = ()) -> None:
+        self.size = size
+        self.num_chunks = num_chunks(size)
+        self.state = bytearray(self.num_chunks)
+        for chunk in arrived:
+            self.state[chunk] = ARRIVED
+        for chunk in claimed:
+            self.state[chunk] = CLAIMED
+        self.num_done = 0
+        self.prefix = 0  # all chunks before this one are DONE
+        self._queue: list[tuple[int, int, Lease]] = []
+        self._order = itertools.count()
+        self._chunk_times: deque[float] = deque(maxlen=64)
+        for first, end in _runs(self.state):
+            self.put(Lease(first, end))
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_done == self.num_chunks
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.state.count(MISSING) * CHUNK
+
+    def put(self, lease: Lease) -> None:
+        heapq.heappush(self._queue, (lease.first, next(self._order), lease))
+
+    def peek(self) -> Lease | None:
+        """The next run to fetch, from the front of the file, so that hashing can follow."""
+        while self._queue:
+            lease = self._queue[0][2]
+            if self._is_wanted(lease):
+                return lease
+            heapq.heappop(self._queue)
+        return None
+
+    def find(self, fits: Callable[[Lease], bool]) -> Lease | None:
+        """The first run to fetch that fits: mostly that of `peek`, else one behind it."""
+        head = self.peek()
+        if head is None or fits(head):
+            return head
+        behind = (lease for _, _, lease in sorted(self._queue) if lease is not head)
+        return next((lease for lease in behind if self._is_wanted(lease) and fits(lease)), None)
+
+    def _is_wanted(self, lease: Lease) -> bool:
+        """Whether chunks of a waiting lease are still missing; those before them are cut off."""
+        while lease.first < lease.end and self.state[lease.first] != MISSING:
+            lease.first, lease.prefix = lease.first + 1, b""
+        lease.position = lease.first
+        return lease.first < lease.end and not lease.cancelled
+
+    def take(self, max_chunks: int, found: Lease | None = None) -> Lease:
+        """The run of `peek` or `find`, cut to max_chunks (whole 4 MiB) and at what is there."""
+        lease = found or self._queue[0][2]
+        if lease is self._queue[0][2]:
+            heapq.heappop(self._queue)
+        else:
+            self._queue = [entry for entry in self._queue if entry[2] is not lease]
+            heapq.heapify(self._queue)
+        if lease.rival is not None:
+            max_chunks = lease.end - lease.first  # a rival takes over all or nothing
+        end = min(lease.end, lease.first + max_chunks)
+        if end < lease.end:
+            end = max(end - end % BLOCK_CHUNKS, lease.first + 1)
+        for chunk in range(lease.first, end):
+            if self.state[chunk] != MISSING:
+                end = chunk
+                break
+        if end < lease.end:
+            self.put(Lease(end, lease.end, lease.avoid))
+            lease.end = end
+        return lease
+
+    def give_back(self, lease: Lease) -> None:
+        """Queues what a broken lease leaves, unless its rival has it."""
+        rival, lease.rival = lease.rival, None
+        if rival is not None:
+            rival.rival = None
+            if not rival.cancelled:
+                return
+        if lease.position < lease.end:
+            self.put(Lease(lease.position, lease.end, lease.avoid))
+
+    def hedge(self, lease: Lease) -> None:
+        """Queues a rival for a silent lease: whoever finishes a chunk first goes on alone.
+
+        The rival begins with what the silent one has of its chunk, so that little comes twice.
+        """
+        assert lease.source is not None
+        rival = Lease(lease.position, lease.end, lease.avoid | {lease.source}, rival=lease)
+        if lease.buffer is not None and lease.partial < chunk_length(lease.position, self.size):
+            rival.prefix, rival.donor = bytes(lease.buffer[: lease.partial]), lease
+            lease.donated = lease.partial
+        lease.rival = rival
+        self.put(rival)
+
+    def settle_rivals(self, winner: Lease) -> Lease | None:
+        """The lease that lost to `winner`, to be cancelled; None without a rival."""
+        loser, winner.rival = winner.rival, None
+        if loser is not None:
+            loser.rival, loser.beaten_by = None, winner
+        return loser
+
+    def split(self, victim: Lease) -> Lease:
+        """The second half of a running lease as one of its own."""
+        middle = victim.position + (victim.remaining + 1) // 2
+        half = Lease(middle, victim.end, victim.avoid)
+        victim.end = middle
+        return half
+
+    def mark_done(self, chunk: int) -> None:
+        self.state[chunk] = DONE
+        self.num_done += 1
+        while self.prefix < self.num_chunks and self.state[self.prefix] == DONE:
+            self.prefix += 1
+
+    def drop(self, first: int, end: int, avoid: frozenset[Source]) -> None:
+        """Chunks that turned out wrong are missing again."""
+        for chunk in range(first, end):
+            self.num_done -= self.state[chunk] == DONE
+            self.state[chunk] = MISSING
+        self.prefix = min(self.prefix, first)
+        self.put(Lease(first, end, avoid))
+
+    def record_chunk_time(self, seconds: float) -> None:
+        self._chunk_times.append(seconds)
+
+    def median_block_s(self) -> float | None:
+        """The median time of a 4 MiB block lately; None before the first chunk."""
+        if not self._chunk_times:
+            return None
+        return sorted(self._chunk_times)[len(self._chunk_times) // 2] * BLOCK_CHUNKS
+
+    def block_chunks(self, rate: float, connections: int) -> int:
+        """How many chunks to ask for at once: long requests, but work for every connection."""
+        wanted = int(rate * BLOCK_S) // CHUNK
+        share = self.state.count(MISSING) // (2 * connections)
+        chunks = max(BLOCK_CHUNKS, min(wanted, share, MAX_BLOCK_CHUNKS))
+        return chunks - chunks % BLOCK_CHUNKS
+
+
+def _runs(state: bytearray) -> Iterable[tuple[int, int]]:
+    """[first, end) of each run of missing chunks."""
+    chunk = 0
+    while chunk < len(state):
+        if state[chunk] != MISSING:
+            chunk += 1
+            continue
+        first = chunk
+        while chunk < len(state) and state[chunk] == MISSING:
+            chunk += 1
+        yield first, chunk

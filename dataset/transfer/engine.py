@@ -1,0 +1,274 @@
+"""The block engine: many connections, several caches, one file, never a wrong byte in it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from dataset.transfer.blocks import Lease
+from dataset.federation.connection import NETWORK_ERRORS, explain
+from dataset.transfer.dealing import Dealer
+from dataset.federation.pelican import Verdict
+from dataset.transfer.journal import CHUNK
+from dataset.federation.lookup import Lookup
+from dataset.transfer.receive import OtherSize, OtherVersion, Receiver, StatusError
+from dataset.federation.sources import Source
+from dataset.transfer.store import ChunkStore, DiskError
+from dataset.transfer.verify import compute_all
+
+log = logging.getLogger("trainyard.fetch")
+
+TICK_S = 0.05
+SYNC_BYTES = 256 << 20
+STOP_S = 0.5  # cut connections are gone long before
+BEHIND_NICENESS = 10
+
+
+class ObjectChanged(Exception):
+    """The object at the sources is not the one that the partial file began with."""
+
+
+class OtherSizes(ObjectChanged):
+    """No source is left, and at least one speaks of another size."""
+
+
+class Transfer:
+    """Fetches what is missing in `store`; `run` returns when all of it is there and checked.
+
+    One lock (the look-up's) guards the books: blocks, sources, leases. Bytes are received,
+    summed and written outside of it by up to `connections` threads; the caller's thread supervises.
+    """
+
+    def __init__(self, lookup: Lookup, store: ChunkStore) -> None:
+        self.lookup, self.options, self.sources = lookup, lookup.options, lookup.sources
+        self.store, self.blocks = store, store.blocks
+        self.sources.are_all = lookup.target.scheme != "pelican" or lookup.target.directread
+        self._receiver = Receiver(lookup.pool, lookup, self.blocks.size, self._take_in, store.waste)
+        self._changed = threading.Condition(lookup.lock)
+        self._wake = threading.Event()
+        self._dealer = Dealer(self.blocks, self.sources, self.options)
+        self.stays_behind = False  # connections leave the CPU to a hash that follows them
+        self._num_threads = 0
+        self._stopping = self._syncing = self._rereading = False
+        self._error: BaseException | None = None
+        self._last_progress = time.monotonic()
+
+    def run(self, on_tick: Callable[[], None] = lambda: None) -> None:
+        """Fetches all that is missing; raises when it cannot be had. What arrived is kept."""
+        try:
+            self._start_rereading()
+            while True:
+                with self._changed:
+                    if self._error is not None:
+                        raise self._error
+                    if self.blocks.is_complete:
+                        break
+                    self._supervise(time.monotonic())
+                on_tick()
+                self._wake.wait(TICK_S)
+        finally:
+            self._stop()
+        if self.store.disk_error is not None:  # of a sync that was under way when all was here
+            raise self.store.disk_error
+
+    @property
+    def num_hedges(self) -> int:
+        return self._dealer.num_hedges
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the transfer with an error, from any thread."""
+        with self._changed:
+            self._error = self._error or error
+        self._wake.set()
+
+    def _stop(self) -> None:
+        """Ends all connections; no thread touches the file once this returns."""
+        with self._changed:
+            self._stopping = True
+            for lease in self._dealer.out:
+                lease.cancel("stopping")
+            self._changed.notify_all()
+            end = time.monotonic() + STOP_S
+            while self._dealer.out and time.monotonic() < end:
+                self._changed.wait(TICK_S)
+            while self.store.num_writing or self._syncing or self._rereading:
+                self._changed.wait(TICK_S)
+
+    # What an earlier start left, in a thread beside the connections
+
+    def _start_rereading(self) -> None:
+        if self.store.claimed:
+            self._rereading = True
+            threading.Thread(target=self._reread, name="reread", daemon=True).start()
+
+    def _reread(self) -> None:
+        buffer = memoryview(bytearray(CHUNK))
+        try:
+            for chunk in self.store.claimed:
+                if self._stopping:
+                    return
+                self.store.settle_claim(chunk, buffer)
+                with self._changed:
+                    self._last_progress = time.monotonic()
+            self.store.end_claims()
+        except DiskError as error:
+            self.fail(error.error)
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            with self._changed:
+                self._rereading = False
+                self._changed.notify_all()
+                if self.blocks.is_complete:
+                    self._wake.set()
+
+    # The supervisor, under the lock
+
+    def _supervise(self, now: float) -> None:
+        if self._dealer.watch(now):
+            self._changed.notify_all()
+        self._start_threads()
+        usable, needs_company = self.sources.usable, self._dealer.needs_company
+        is_stuck = needs_company or all(source.failures for source in usable)
+        if is_stuck and self.lookup.is_due(now):
+            threading.Thread(target=self._look_up, args=(needs_company,), daemon=True).start()
+        if not usable and any("another size" in s.refused for s in self.sources.all):
+            raise OtherSizes(self.lookup.describe_problems())
+        self.lookup.check_patience(now, self._last_progress)
+        if self.store.unsynced_bytes >= SYNC_BYTES and not self._syncing:
+            self._syncing, self.store.unsynced_bytes = True, 0
+            threading.Thread(target=self._sync, daemon=True).start()
+
+    def _start_threads(self) -> None:
+        """One thread a connection, and one more for every connection that fell silent."""
+        while self._num_threads < self.options.connections + self._dealer.num_silent:
+            self._num_threads += 1
+            threading.Thread(target=self._work, name="fetch", daemon=True).start()
+
+    def _look_up(self, with_origin: bool) -> None:
+        self.lookup.refresh(with_origin)
+        with self._changed:
+            if with_origin and self.lookup.answer.verdict is not Verdict.PASSING:
+                self.sources.are_all = True
+
+    def _sync(self) -> None:
+        try:
+            self.store.sync()
+        except DiskError as error:
+            self.fail(error.error)
+        finally:
+            with self._changed:
+                self._syncing = False
+
+    # A connection, one thread each
+
+    def _work(self) -> None:
+        if self.stays_behind:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _lower_priority())
+        buffer = memoryview(bytearray(CHUNK))
+        try:
+            while True:
+                lease = self._next_lease()
+                if lease is None:
+                    return
+                self._serve(lease, buffer)
+        except DiskError as error:
+            self.fail(error.error)
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            with self._changed:
+                self._num_threads -= 1
+
+    def _next_lease(self) -> Lease | None:
+        """Waits for something to fetch; None when there is nothing more for this thread."""
+        with self._changed:
+            while not self._stopping and not self.blocks.is_complete:
+                if len(self._dealer.out) - self._dealer.num_silent >= self.options.connections:
+                    return None  # a silent connection woke up: this thread is one too many
+                lease = self._dealer.deal(time.monotonic())
+                if lease is not None:
+                    return lease
+                self._changed.wait(TICK_S)
+            return None
+
+    def _serve(self, lease: Lease, buffer: memoryview) -> None:
+        """Receives a lease and books how it went."""
+        source, problem, retry_after_s = lease.source, "", 0.0
+        assert source is not None
+        try:
+            self._receiver.receive(lease, buffer)
+        except StatusError as error:
+            problem, retry_after_s = str(error.status), error.retry_after_s
+        except OtherSize as error:
+            problem = source.refused = f"has an object of another size ({error})"
+        except OtherVersion as error:
+            raise ObjectChanged(f"{source.label}: {error}") from None
+        except NETWORK_ERRORS as error:
+            if getattr(error, "filename", None) is not None:
+                raise  # a local file, not the network
+            problem = explain(error)
+        with self._changed:
+            self._settle(lease, source, problem, retry_after_s)
+            self._changed.notify_all()
+
+    def _settle(self, lease: Lease, source: Source, problem: str, retry_after_s: float) -> None:
+        now = time.monotonic()
+        self._dealer.out.discard(lease)
+        source.active -= 1
+        source.seconds += now - lease.started
+        source.bytes += lease.received
+        if lease.cancelled == "lost":
+            self.store.waste.hedged += lease.lost_bytes(lease.beaten_by)
+            return
+        has_successor = lease.rival is not None and not lease.rival.cancelled
+        self.store.waste.in_flight += lease.lost_bytes(lease.rival if has_successor else None)
+        if self._stopping:
+            return
+        if lease.position >= lease.end:
+            self.sources.delivered(source, (lease.end - lease.first) * CHUNK, now - lease.started)
+            return
+        self.blocks.give_back(lease)
+        if not lease.cancelled:
+            self.lookup.tell(source.label, problem or "ended early")
+            has_delivered = lease.position > lease.first
+            self.sources.failed(source, now, problem, retry_after_s, has_delivered)
+        if problem in ("401", "403"):
+            self.lookup.reread_token()
+
+    def _take_in(self, lease: Lease, view: memoryview, seconds: float) -> None:
+        """Stores one received chunk, and ends the race with a rival."""
+        assert lease.source is not None
+        values = compute_all(self.store.sums.kinds, view)
+
+        def end_race() -> None:
+            if self._stopping:
+                raise InterruptedError("stopping")
+            loser = self.blocks.settle_rivals(lease)
+            if loser is not None:
+                loser.cancel("lost")
+
+        known = lease.known
+        helper = lease.donor.source if known and lease.donor is not None else None
+        is_new = self.store.write(lease.position, lease.source, view, values, end_race, helper)
+        with self._changed:
+            lease.source.bytes -= known  # those came over the rival's connection
+            lease.partial = lease.donated = 0
+            lease.position += 1
+            if is_new:
+                self.blocks.record_chunk_time(seconds)
+                self._last_progress = time.monotonic()
+            else:
+                self.store.waste.hedged += len(view) - known
+            if self.blocks.is_complete:
+                self._wake.set()
+                self._changed.notify_all()
+
+
+def _lower_priority() -> int:
+    return min(19, os.getpriority(os.PRIO_PROCESS, 0) + BEHIND_NICENESS)

@@ -1,0 +1,206 @@
+"""The journal beside a partial file: which MiB have arrived, their checksums, and from where."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataset.checksum import parse_given
+from dataset.transfer.own_files import open_own
+from dataset.own_names import NEW, doubted_path
+from dataset.untrusted import check_count, check_text, parse_json
+
+CHUNK = 1 << 20  # the step of progress: what a kill can cost a connection
+FORMAT = 1
+MAX_SOURCES = 1000  # that a journal names; ours have a dozen
+MAX_SUM = 0xFFFFFFFF
+MAX_LINE_BYTES = 1 << 16
+
+
+@dataclass
+class Progress:
+    """What a journal tells: chunk -> (source number, checksums in the order of `kinds`)."""
+
+    identity: str
+    size: int
+    kinds: tuple[str, ...]
+    boot_id: str
+    chunks: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
+    etags: dict[str, str] = field(default_factory=dict)
+    # Whether this process has read the chunks and found them right: else they are only claimed to
+    # be in the file, and whoever uses them reads them first (ChunkStore.settle_claim).
+    were_read: bool = field(default=False, compare=False)
+
+
+def num_chunks(size: int) -> int:
+    return -(-size // CHUNK)
+
+
+def chunk_length(chunk: int, size: int) -> int:
+    return min(CHUNK, size - chunk * CHUNK)
+
+
+def read_boot_id() -> str:
+    """What changes with every boot of the machine, so that it tells a crash from a kill."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Journal:
+    """Appends one line per event; every line is one write, after the bytes that it vouches for.
+
+    The kernel keeps both writes in this order through a kill -9. A power cut may lose or mix
+    them, which the boot id of the head tells: the chunks are then read and checked again.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    @classmethod
+    def create(cls, path: Path, progress: Progress) -> Journal:
+        """A new journal that holds what `progress` knows, under its name only when it is whole."""
+        new = path.with_name(path.name + NEW)
+        fd = open_own(new, os.O_WRONLY | os.O_APPEND)
+        os.ftruncate(fd, 0)
+        lines: list[Any] = [_head(progress)]
+        lines += [["source", name] for name in progress.sources]
+        lines += [["digest", kind, value] for kind, value in progress.digests.items()]
+        lines += [["etag", place, value] for place, value in progress.etags.items()]
+        lines += [["ok", n, s, *values] for n, (s, values) in sorted(progress.chunks.items())]
+        _write(fd, b"".join(_line(line) for line in lines))
+        os.fsync(fd)
+        new.replace(path)
+        doubted_path(path).unlink(missing_ok=True)  # an older one: its chunks were checked
+        return cls(path, fd)
+
+    def add_source(self, name: str) -> None:
+        _write(self._fd, _line(["source", name]))
+
+    def add_digest(self, kind: str, value: str) -> None:
+        if self._fd < 0:
+            return  # the answer came when the transfer was over
+        _write(self._fd, _line(["digest", kind, value]))
+
+    def add_etag(self, place: str, value: str) -> None:
+        _write(self._fd, _line(["etag", place, value]))
+
+    def add_chunk(self, chunk: int, source: int, checksums: Sequence[int]) -> None:
+        """The bytes of the chunk are in the file: written before this call."""
+        _write(self._fd, _line(["ok", chunk, source, *checksums]))
+
+    def drop_chunks(self, first: int, end: int) -> None:
+        """These chunks are to be fetched again: said before their bytes are overwritten."""
+        _write(self._fd, _line(["no", first, end]))
+
+    def doubt(self) -> None:
+        """After an error of the disk: the next start reads all that is vouched for again.
+
+        The kernel reports a page that it could not write once, to us; the next start would hear
+        nothing of it. Another name needs no space, which a line or a field may lack by now.
+        """
+        try:
+            self.path.replace(doubted_path(self.path))
+        except FileNotFoundError:
+            return  # by another thread, a moment ago
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._fd, 0)  # then it vouches for nothing
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+def _head(progress: Progress) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "object": progress.identity,
+        "size": progress.size,
+        "chunk": CHUNK,
+        "kinds": list(progress.kinds),
+        "boot_id": progress.boot_id,
+    }
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def read_journal(path: Path) -> Progress | None:
+    """What the journal holds, without torn lines; None when there is none that can be used.
+
+    A doubted one comes first and counts as one of another boot, so that its chunks are read again.
+    """
+    is_doubted = doubted_path(path).exists()
+    chosen = doubted_path(path) if is_doubted else path
+    if not chosen.is_file():  # a pipe would block
+        return None
+    lines = chosen.read_bytes().split(b"\n")
+    progress = _read_head(lines[0])
+    if progress is None:
+        return None
+    if is_doubted:
+        progress.boot_id = ""
+    for line in lines[1:-1]:  # what follows the last newline is torn
+        try:
+            _apply(progress, parse_json(line, MAX_LINE_BYTES))
+        except (ValueError, TypeError, IndexError, KeyError):
+            continue
+    return progress
+
+
+def _read_head(line: bytes) -> Progress | None:
+    try:
+        head = parse_json(line, MAX_LINE_BYTES)
+        if head["format"] != FORMAT or head["chunk"] != CHUNK:
+            return None
+        kinds = tuple(check_text(kind) for kind in head["kinds"])
+        size, boot_id = check_count(head["size"]), check_text(head["boot_id"])
+        return Progress(check_text(head["object"]), size, kinds, boot_id)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _apply(progress: Progress, event: list[Any]) -> None:
+    """Takes in one line; ValueError and its like when it is none of ours or does not fit."""
+    if event[0] == "ok":
+        chunk = check_count(event[1], num_chunks(progress.size) - 1)
+        source = check_count(event[2], MAX_SOURCES)
+        values = tuple(check_count(value, MAX_SUM) for value in event[3:])
+        if len(values) == len(progress.kinds):
+            progress.chunks[chunk] = (source, values)
+    elif event[0] == "no":
+        _drop(progress.chunks, check_count(event[1]), check_count(event[2]))
+    elif event[0] == "source" and len(progress.sources) < MAX_SOURCES:
+        progress.sources.append(check_text(event[1]))
+    elif event[0] == "digest":
+        kind = check_text(event[1])
+        progress.digests[kind] = parse_given(kind, check_text(event[2]))
+    elif event[0] == "etag":
+        progress.etags[check_text(event[1])] = check_text(event[2])
+
+
+def _drop(chunks: dict[int, Any], first: int, end: int) -> None:
+    """Forgets the chunks [first, end), in the time of what is there and not of a wide range."""
+    known = range(first, end) if end - first <= len(chunks) else list(chunks)
+    for chunk in known:
+        if first <= chunk < end:
+            chunks.pop(chunk, None)

@@ -1,0 +1,137 @@
+"""The partial file and what its journal still vouches for, at the start of a fetch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dataset.transfer.journal import (
+    CHUNK,
+    Progress,
+    chunk_length,
+    read_boot_id,
+    read_journal,
+)
+from dataset.transfer.own_files import hold_part
+from dataset.own_names import doubted_path, journal_path, older_path, part_path
+from dataset.transfer.verify import compute_all
+
+Say = Callable[[str], None]
+MAX_OLDER_BYTES = 255
+
+
+def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say) -> Progress:
+    """What an earlier start left that can be used; all of it missing when there is nothing.
+
+    After a kill the chunks are only claimed to be here: the transfer reads them while it fetches
+    the others. After a reboot or an error of the disk they are read here, from the disk itself.
+    """
+    fresh = Progress(identity, size, tuple(kinds), read_boot_id())
+    part, found = part_path(path), read_journal(journal_path(path))
+    if found is None or not part.is_file():
+        return fresh
+    if found.identity != identity:
+        say(f"{part.name} is of {found.identity}; starting over")
+        return fresh
+    if found.size != size:
+        say(f"the object had {found.size} bytes and has {size} now; starting over")
+        return fresh
+    if part.stat().st_size != size:
+        say(f"{part.name} has {part.stat().st_size} bytes instead of {size}; starting over")
+        return fresh
+    was_killed_only = found.boot_id == fresh.boot_id != ""
+    if not was_killed_only or found.kinds != fresh.kinds:
+        num_before = len(found.chunks)
+        found = _check_again(part, found, fresh, was_killed_only)
+        say(f"checked {num_before} MiB of an earlier start again, {len(found.chunks)} are right")
+    elif found.chunks:
+        say(f"{len(found.chunks)} MiB are here from an earlier start")
+    return found
+
+
+def _check_again(part: Path, found: Progress, fresh: Progress, is_sure: bool) -> Progress:
+    """Reads every journalled chunk; those whose bytes fit stay, with the checksums wanted now.
+
+    A checksum that cannot be computed here (no crc32c package) counts as right only when the
+    machine ran all the time.
+    """
+    checked = Progress(fresh.identity, fresh.size, fresh.kinds, fresh.boot_id, were_read=True)
+    checked.sources, checked.digests, checked.etags = found.sources, found.digests, found.etags
+    buffer = memoryview(bytearray(CHUNK))
+    with open(part, "rb", buffering=0) as file:
+        if not is_sure:
+            _forget_pages(file.fileno())
+        for chunk, (source, values) in sorted(found.chunks.items()):
+            view = buffer[: chunk_length(chunk, fresh.size)]
+            if not read_chunk(file.fileno(), view, chunk * CHUNK):
+                continue
+            known = _try_compute(found.kinds, view)
+            if known == values or (known is None and is_sure):
+                checked.chunks[chunk] = (source, compute_all(fresh.kinds, view))
+    return checked
+
+
+def _forget_pages(fd: int) -> None:
+    """Lets what follows be read from the disk: a page that could not be written stays in memory.
+
+    Pages that are still to be written are sent out first; if that fails, the reading tells.
+    """
+    with suppress(OSError):
+        os.fdatasync(fd)
+    with suppress(OSError):  # no promise, and not every file system does it
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_chunk(fd: int, view: memoryview, offset: int) -> bool:
+    """Whether all bytes of a chunk could be read; where the disk fails, they are fetched again."""
+    try:
+        return os.preadv(fd, [view], offset) == len(view)
+    except OSError:
+        return False
+
+
+def _try_compute(kinds: Sequence[str], view: memoryview) -> tuple[int, ...] | None:
+    """None when a checksum of the earlier start cannot be computed here (no crc32c package)."""
+    try:
+        return compute_all(kinds, view)
+    except ValueError:
+        return None
+
+
+@contextmanager
+def holding_part(path: Path) -> Iterator[int]:
+    """The descriptor of the partial file, which no other process writes meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = hold_part(part_path(path))
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def adopt_older(path: Path, identity: str, is_object: Callable[[Path], bool]) -> None:
+    """Gives what an earlier version left of this object the names of today.
+
+    A NAME.part that no journal of ours speaks for is somebody else's, and stays.
+    """
+    journal = journal_path(path)
+    names = (part_path(path), doubted_path(journal), journal)  # a kill between two does no harm
+    older = {new: older_path(path, new) for new in names}
+    if len(os.fsencode(older[names[1]].name)) > MAX_OLDER_BYTES:
+        return  # too long a name: there cannot be any
+    found = read_journal(older[journal])
+    if found is None or found.identity != identity or any(map(is_object, older.values())):
+        return
+    for new in names:
+        if older[new].exists() and not new.exists():
+            older[new].replace(new)
+
+
+def discard(path: Path) -> None:
+    """Removes the partial file; its journals first, so that it never vouches for other bytes."""
+    journal = journal_path(path)
+    for leftover in (doubted_path(journal), journal, part_path(path)):
+        if leftover.exists():  # a read-only folder with a finished file must do
+            leftover.unlink()

@@ -1,0 +1,297 @@
+"""One range of an object over one connection: asked, checked, handed on chunk by chunk."""
+
+from __future__ import annotations
+
+import email.utils
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from dataset.transfer.blocks import Lease, Waste
+from dataset.federation.connection import (
+    MAX_REDIRECTS,
+    REDIRECTS,
+    Answer,
+    Connection,
+    Pool,
+    redirect_target,
+)
+from dataset.federation.framing import ProtocolError
+from dataset.transfer.journal import CHUNK, chunk_length
+from dataset.federation.lookup import Lookup
+from dataset.redaction import redact
+from dataset.federation.sources import Source
+from dataset.spelling import decode
+from dataset.untrusted import parse_count, shorten
+
+MAX_DATE_CHARS = 64
+PROGRESS_BYTES = 16 << 10  # less than this within the stall time is a drip, not progress
+
+
+class StatusError(OSError):
+    """A server answered, but not with the bytes."""
+
+    def __init__(self, status: int, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{status}")
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class OtherSize(OSError):
+    """A server has an object of another size under this name."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes")
+        self.size = size
+
+
+class OtherVersion(OSError):
+    """The ETag of the object changed at one server while we were reading it."""
+
+
+class Body(Protocol):
+    """Where the bytes of a range come from: an HTTP answer or a file."""
+
+    def readinto(self, view: memoryview) -> int: ...
+
+    def release(self, received: int) -> bool: ...
+
+
+class FileBody:
+    """The bytes of a local file, for file:// sources."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self._fd = os.open(path, os.O_RDONLY)
+        self._position = start
+
+    def readinto(self, view: memoryview) -> int:
+        got = os.preadv(self._fd, [view], self._position)
+        self._position += got
+        return got
+
+    def release(self, received: int) -> bool:
+        os.close(self._fd)
+        return False
+
+
+_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+)\s*", re.IGNORECASE)
+
+
+def check_answer(answer: Answer, start: int, end: int, size: int | None, source: Source) -> int:
+    """How many body bytes lie before `start`; raises unless the answer is bytes [start, end).
+
+    Everything that could put a wrong byte into the file is refused here: another status, a
+    Content-Range other than asked for, another size of the object, more or fewer bytes.
+    """
+    if answer.status == 416:
+        first, _, total = parse_content_range(answer)
+        if first is None and total <= start and total != size:
+            raise OtherSize(total)
+        raise ProtocolError("416 for a range inside the object")
+    if answer.status not in (200, 206):
+        raise StatusError(answer.status, read_retry_after(answer.headers, time.time()))
+    if answer.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ProtocolError(f"content-encoding {answer.headers['content-encoding']!r}")
+    etag = _own_etag(answer, source)
+    if source.etag is not None and etag is not None and etag != source.etag:
+        raise OtherVersion(f"its ETag was {source.etag} and is {etag}")
+    source.etag = source.etag or etag
+    if answer.status == 200:
+        if _is_page(answer):
+            raise ProtocolError("an HTML page instead of the object; is a login needed?")
+        if "content-range" in answer.headers:
+            raise ProtocolError("200 with a Content-Range: whole or part?")
+        if size is not None and answer.length is not None and answer.length != size:
+            if source.gave_range:  # a maintenance page, perhaps: it says nothing of the object
+                raise ProtocolError(f"200 and {answer.length} bytes instead of a range")
+            raise OtherSize(answer.length)
+        if answer.length is None:
+            raise ProtocolError("200 without a length")
+        source.has_ranges = False
+        return start
+    _check_range(answer, start, end, size)
+    source.gave_range = True
+    return 0
+
+
+def _check_range(answer: Answer, start: int, end: int, size: int | None) -> None:
+    """Raises unless a 206 is bytes [start, end) of an object of that size, as one part."""
+    if answer.headers.get("content-type", "").lower().startswith("multipart/byteranges"):
+        raise ProtocolError("206 in several parts")
+    first, last, total = parse_content_range(answer)
+    if first is None or last is None or not first <= last < total:
+        raise ProtocolError(f"Content-Range {shorten(answer.headers['content-range'])}")
+    if size is not None and total != size:
+        raise OtherSize(total)
+    if (first, last) != (start, end - 1):
+        raise ProtocolError("wrong Content-Range")
+    if answer.length is not None and answer.length != end - start:
+        raise ProtocolError("wrong Content-Length")
+
+
+def parse_content_range(answer: Answer) -> tuple[int | None, int | None, int]:
+    """(first byte, last byte, size of the object); no bytes where a range has none of them."""
+    text = answer.headers.get("content-range", "")
+    found = _CONTENT_RANGE.fullmatch(text)
+    if not found:
+        raise ProtocolError(f"{answer.status} without a proper Content-Range")
+    try:
+        first, last = (parse_count(n) if n else None for n in found.groups()[:2])
+        return first, last, parse_count(found[3])
+    except ValueError:
+        raise ProtocolError(f"Content-Range {shorten(text)}") from None
+
+
+def _own_etag(answer: Answer, source: Source) -> str | None:
+    """The ETag, if it is from the source itself: the mirrors that it leads to have their own."""
+    if urlsplit(answer.url)[:2] != urlsplit(source.url)[:2]:
+        return None
+    etag = answer.headers.get("etag")
+    return redact(etag.removeprefix("W/")) if etag else None
+
+
+def _is_page(answer: Answer) -> bool:
+    """Whether a server shows a page to people where no page was asked for."""
+    is_html = answer.headers.get("content-type", "").lower().startswith("text/html")
+    return is_html and not urlsplit(answer.url).path.lower().endswith((".html", ".htm"))
+
+
+def read_retry_after(headers: Mapping[str, str], now: float) -> float:
+    """Seconds of a Retry-After header, given as a number or as a date; 0 without one."""
+    text = headers.get("retry-after", "").strip()
+    try:
+        return float(parse_count(text))
+    except ValueError:
+        pass
+    if len(text) > MAX_DATE_CHARS:
+        return 0.0
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return 0.0
+
+
+def open_range(
+    pool: Pool,
+    lookup: Lookup,
+    source: Source,
+    start: int,
+    end: int | None,
+    hold: Callable[[Connection], None] = lambda connection: None,
+) -> Answer:
+    """The answer to a range request (without an end: to one for the whole object).
+
+    Redirects are followed, and get no token.
+    """
+    url = source.redirected or source.url
+    asked = {"Accept-Encoding": "identity"}
+    if end is not None:
+        asked["Range"] = f"bytes={start}-{end - 1}"
+    secret = {} if source.redirected else lookup.headers(url, source.wants_token)
+    for _ in range(MAX_REDIRECTS + 1):
+        answer = pool.ask("GET", url, {**asked, **secret}, hold)
+        if answer.status not in REDIRECTS or "location" not in answer.headers:
+            return answer
+        target = redirect_target(url, answer.headers["location"])
+        answer.connection.close()
+        if source.wants_token or urlsplit(target)[:2] != urlsplit(url)[:2]:
+            secret = {}
+        url = target
+        source.redirected = None if secret else target
+    source.redirected = None
+    raise ProtocolError("redirects in a loop")
+
+
+def open_file_range(url: str, start: int) -> FileBody:
+    """The bytes of a file:// address from `start` on."""
+    return FileBody(Path(decode(urlsplit(url).path)), start)
+
+
+Store = Callable[[Lease, memoryview, float], None]  # a whole chunk and the seconds that it took
+
+
+class Receiver:
+    """Receives leases for a transfer; `store` gets each whole chunk, with its lease."""
+
+    def __init__(self, pool: Pool, lookup: Lookup, size: int, store: Store, waste: Waste) -> None:
+        self._pool = pool
+        self._lookup = lookup
+        self._size = size
+        self._store = store
+        self._waste = waste
+
+    def receive(self, lease: Lease, buffer: memoryview) -> None:
+        """Fetches the chunks of a lease until its end, which may come nearer meanwhile."""
+        source = lease.source
+        assert source is not None
+        lease.buffer = buffer
+        start, end = lease.first * CHUNK + len(lease.prefix), min(lease.end * CHUNK, self._size)
+        if source.url.startswith("file:"):
+            self._pour(lease, open_file_range(source.url, start), buffer, 0)
+            return
+        keep = False
+        try:
+            answer = open_range(
+                self._pool, self._lookup, source, start, end, lambda c: self._hold(lease, c)
+            )
+            skip = check_answer(answer, start, end, self._size, source)
+            keep = self._pour(lease, answer, buffer, skip)
+        finally:
+            with self._lookup.lock:  # from here on the supervisor cannot cut it any more
+                connection, lease.connection = lease.connection, None
+            if connection is not None:
+                if keep:
+                    self._pool.give(connection)
+                else:
+                    connection.close()
+
+    def _hold(self, lease: Lease, connection: Connection) -> None:
+        with self._lookup.lock:
+            lease.connection = connection
+            if lease.cancelled:
+                connection.cut()
+
+    def _pour(self, lease: Lease, body: Body, buffer: memoryview, skip: int) -> bool:
+        """The body into chunks; whether its connection can be used again."""
+        received = 0
+        while received < skip:
+            piece = buffer[: min(CHUNK, skip - received)]
+            received += self._read(lease, body, piece)
+            self._count_skipped(lease, len(piece))
+        while lease.position < lease.end and not lease.cancelled:
+            began = time.monotonic()
+            view = buffer[: chunk_length(lease.position, self._size)]
+            known = lease.known
+            view[:known] = lease.prefix[:known]
+            lease.partial = known
+            received += self._read(lease, body, view, known, as_chunk=True)
+            self._store(lease, view, time.monotonic() - began)
+        return body.release(received)
+
+    def _count_skipped(self, lease: Lease, num_bytes: int) -> None:
+        with self._lookup.lock:
+            self._waste.skipped += num_bytes
+            if lease.source is not None:
+                lease.source.bytes += num_bytes
+
+    def _read(
+        self, lease: Lease, body: Body, view: memoryview, known: int = 0, as_chunk: bool = False
+    ) -> int:
+        """Fills the view after its known bytes; less than 16 KiB at a time is no progress."""
+        filled = counted = known
+        while filled < len(view):
+            got = body.readinto(view[filled:])
+            if not got:
+                raise ProtocolError("ended early")
+            filled += got
+            if as_chunk:
+                lease.partial = filled
+            if filled - counted >= PROGRESS_BYTES:
+                counted = filled
+                lease.progress_at = time.monotonic()
+        lease.progress_at = time.monotonic()
+        return filled - known

@@ -1,0 +1,272 @@
+"""Chunks into the partial file and its journal, in the order that makes any kill safe."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from dataset.transfer.blocks import ARRIVED, CLAIMED, MISSING, WRITING, BlockMap, Waste
+from dataset.errors import DataError
+from dataset.transfer.journal import CHUNK, Journal, Progress, chunk_length
+from dataset.transfer.partial import read_chunk
+from dataset.federation.sources import Source, Sources
+from dataset.transfer.verify import BlockChecks, ChunkSums, compute_all
+
+log = logging.getLogger("trainyard.fetch")
+
+MIN_BLOCK_TRIES = 4  # before a block is given up, all sources having sent it wrong
+MAX_BLOCK_TRIES = 20  # and in any case: some sources may rest for long
+
+
+class DiskError(Exception):
+    """Wraps an OSError of the local disk, so that it is not taken for one of the network."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class ChunkStore:
+    """The file being filled. Per chunk: claim, write, journal, mark; the claim makes it one writer.
+
+    So at any moment every journalled chunk is in the file, and two connections that race for a
+    chunk (a hedge) cannot mix their bytes or leave one's checksum on the other's data.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        journal: Journal,
+        progress: Progress,
+        lock: AbstractContextManager[object],
+        sources: Sources,
+        checks: BlockChecks | None = None,
+        say: Callable[[str], None] = log.info,
+    ) -> None:
+        self.fd, self.journal, self.checks = fd, journal, checks
+        self._say, self.part = say, journal.path.with_suffix("")
+        self.claimed = () if progress.were_read else tuple(sorted(progress.chunks))
+        self.resumed_bytes = sum(chunk_length(n, progress.size) for n in progress.chunks)
+        self._num_lost = 0  # chunks of an earlier start in whose place are other bytes now
+        arrived = progress.chunks if progress.were_read else ()
+        self.blocks = BlockMap(progress.size, arrived, self.claimed)
+        self.sums = ChunkSums(progress.kinds, progress.size, self.blocks.num_chunks)
+        self.waste = Waste()
+        self.num_writing = 0
+        self.unsynced_bytes = 0
+        self.disk_error: OSError | None = None  # the first one
+        self._lock, self._sources = lock, sources
+        self._names = list(progress.sources)
+        self._sent_by = array("h", [-1] * self.blocks.num_chunks)
+        self._helped: dict[int, str] = {}  # chunk -> another source that sent its first bytes
+        self._wrong: dict[int, int] = {}  # index block -> wrong copies of it
+        self._wrong_from: dict[int, set[Source]] = {}  # and who sent one alone
+        self._earlier = set(progress.chunks)  # what was there before this start
+        for chunk, (source, values) in progress.chunks.items():
+            self.sums.set(chunk, values)
+            self._sent_by[chunk] = source
+        self._check(range(self.blocks.num_chunks))
+
+    def settle_claim(self, chunk: int, buffer: memoryview) -> None:
+        """Reads a chunk that a journal vouches for; unless its bytes are right it is missing.
+
+        No digest is ever made from the words of a journal: another process may have touched the
+        file since, and a line may be damaged.
+        """
+        view = buffer[: chunk_length(chunk, self.blocks.size)]
+        is_read = read_chunk(self.fd, view, chunk * CHUNK)
+        is_right = is_read and compute_all(self.sums.kinds, view) == self.sums.get(chunk)
+        with self._lock:
+            if self.blocks.state[chunk] != CLAIMED:
+                return
+            if is_right:
+                self.blocks.state[chunk] = ARRIVED
+                self._check(range(chunk, chunk + 1))
+            else:
+                self._num_lost += 1
+                self.resumed_bytes -= len(view)
+                self._unvouch(chunk, chunk + 1)
+                self.blocks.drop(chunk, chunk + 1, frozenset())
+
+    def end_claims(self) -> None:
+        """All that an earlier start left was read."""
+        self.claimed = ()
+        if self._num_lost:
+            self._say(
+                f"damaged on the disk: {self._num_lost} MiB of an earlier start; fetched again"
+            )
+
+    def sender(self, chunk: int) -> str:
+        """The name of the source that a chunk came from."""
+        number = self._sent_by[chunk]
+        return self._names[number] if 0 <= number < len(self._names) else "an earlier start"
+
+    def is_new(self, chunk: int) -> bool:
+        """Whether a chunk that is there was fetched by this start."""
+        return chunk not in self._earlier
+
+    def write(
+        self,
+        chunk: int,
+        source: Source,
+        view: memoryview,
+        values: Sequence[int],
+        on_claim: Callable[[], None] = lambda: None,
+        helper: Source | None = None,
+    ) -> bool:
+        """Takes in a received chunk; False when another connection was faster.
+
+        `helper` is the source of its first bytes, if that was another one.
+        """
+        with self._lock:
+            if self.blocks.state[chunk] != MISSING:
+                source.bytes += len(view)
+                return False
+            on_claim()
+            source.bytes += len(view)
+            self.blocks.state[chunk] = WRITING
+            self.num_writing += 1
+        try:
+            with self._disk():
+                write_at(self.fd, view, chunk * CHUNK)
+                number = self._number(source)
+                self.journal.add_chunk(chunk, number, values)
+        except BaseException:
+            with self._lock:
+                self.blocks.state[chunk] = MISSING
+                self.num_writing -= 1
+            raise
+        with self._lock:
+            self.num_writing -= 1
+            self.unsynced_bytes += len(view)
+            self.sums.set(chunk, values)
+            self._sent_by[chunk] = number
+            self._earlier.discard(chunk)
+            self._helped.pop(chunk, None)
+            if helper is not None:
+                self._helped[chunk] = helper.label
+            self.blocks.state[chunk] = ARRIVED
+            self._check(range(chunk, chunk + 1))
+        return True
+
+    def replace(self, chunk: int, source: Source, view: memoryview, values: Sequence[int]) -> None:
+        """Puts other bytes in the place of a chunk that is there (it turned out wrong)."""
+        with self._lock:
+            self._unvouch(chunk, chunk + 1)
+            self.blocks.drop(chunk, chunk + 1, frozenset())
+            self.waste.wrong += len(view)
+            self.waste.compared -= len(view)
+            source.bytes -= len(view)  # counted when they were compared
+        self.write(chunk, source, view, values)
+
+    def drop_from(self, names: Collection[str]) -> int:
+        """Makes all that came from these senders missing again; returns its bytes."""
+        num_bytes = end = 0
+        with self._lock:
+            senders = [{self.sender(n), self._helped.get(n)} for n in range(self.blocks.num_chunks)]
+            for is_theirs, run in itertools.groupby(senders, lambda s: not s.isdisjoint(names)):
+                first, end = end, end + len(list(run))
+                if is_theirs:
+                    self._unvouch(first, end)
+                    self.blocks.drop(first, end, frozenset())
+                    num_bytes += min(end * CHUNK, self.blocks.size) - first * CHUNK
+            self.waste.wrong += num_bytes
+        return num_bytes
+
+    def sync(self) -> None:
+        """Sends what was written to the disk, so that a power cut costs little."""
+        with self._disk():
+            os.fdatasync(self.fd)
+            self.journal.sync()
+
+    def flush(self) -> None:
+        """Sends the whole file to the disk, before it gets its final name."""
+        with self._disk():
+            os.fsync(self.fd)
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """Around every touch of the disk: its error is a DiskError, and the journal is doubted."""
+        try:
+            yield
+        except OSError as error:
+            self.journal.doubt()
+            self.disk_error = self.disk_error or error
+            error.filename = error.filename or str(self.part)
+            raise DiskError(error) from None
+
+    def _unvouch(self, first: int, end: int) -> None:
+        with self._disk():
+            self.journal.drop_chunks(first, end)
+
+    def _number(self, source: Source) -> int:
+        """A source's number in the journal, where it is named at its first chunk."""
+        if source.label not in self._names:
+            with self._lock:
+                self._name(source)
+        return self._names.index(source.label)
+
+    def _name(self, source: Source) -> None:
+        if source.label not in self._names:  # not by another thread meanwhile
+            self.journal.add_source(source.label)
+            if source.etag is not None:
+                self.journal.add_etag(source.label, source.etag)
+            self._names.append(source.label)
+
+    def _check(self, chunks: range) -> None:
+        """Marks arrived chunks as done: at once, or when the checksum of their block is right."""
+        if self.checks is None:
+            for chunk in chunks:
+                if self.blocks.state[chunk] == ARRIVED:
+                    self.blocks.mark_done(chunk)
+            return
+        for block in sorted({self.checks.block_of(chunk) for chunk in chunks}):
+            members = self.checks.chunks_of(block, self.blocks.num_chunks)
+            if any(self.blocks.state[chunk] != ARRIVED for chunk in members):
+                continue
+            if self.sums.of_chunks("crc32c", members) == self.checks.crc32c[block]:
+                for chunk in members:
+                    self.blocks.mark_done(chunk)
+            else:
+                self._refetch(block, members, self.checks.where)
+
+    def _refetch(self, block: int, members: range, where: str) -> None:
+        """A block with wrong bytes: said, counted, fetched again elsewhere."""
+        start, end = members.start * CHUNK, min(members.stop * CHUNK, self.blocks.size)
+        names = {self.sender(chunk) for chunk in members}
+        names |= {self._helped.pop(chunk) for chunk in members if chunk in self._helped}
+        guilty = [source for source in self._sources.all if source.label in names]
+        text = f"bytes {start}-{end - 1} from {', '.join(sorted(names))}"
+        self._wrong[block] = self._wrong.get(block, 0) + 1
+        proven = self._wrong_from.setdefault(block, set())
+        proven.update(guilty if len(names) == 1 else ())
+        if self._is_hopeless(self._wrong[block], proven):
+            raise DataError(
+                f"{text} differ from {where}, as they did from every source tried before; "
+                "is the index for this object? Remove it or make it again"
+            )
+        self._say(f"{text} are wrong by {where}; they are fetched again elsewhere")
+        self.waste.wrong += end - start
+        for source in guilty:
+            self._sources.sent_wrong_block(source, is_alone=len(names) == 1)
+        self._unvouch(members.start, members.stop)
+        suspects = proven.union(guilty)
+        has_others = not suspects.issuperset(self._sources.usable)
+        avoid = frozenset(suspects if has_others else proven)
+        self.blocks.drop(members.start, members.stop, avoid)
+
+    def _is_hopeless(self, num_wrong: int, proven: set[Source]) -> bool:
+        """Whether every source that there is, the origin included, has sent a block wrong."""
+        all_wrong = self._sources.are_all and proven.issuperset(self._sources.usable)
+        return num_wrong >= (MIN_BLOCK_TRIES if all_wrong else MAX_BLOCK_TRIES)
+
+
+def write_at(fd: int, view: memoryview, offset: int) -> None:
+    """All bytes of the view at the offset."""
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written

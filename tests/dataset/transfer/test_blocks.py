@@ -1,0 +1,259 @@
+"""The book-keeping of chunks: nothing is lost, nothing is handed out twice without need."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from dataset.transfer.blocks import ARRIVED, MISSING, BlockMap, Lease
+from dataset.transfer.journal import CHUNK, Journal, Progress, num_chunks
+from dataset.federation.sources import Source, Sources
+from dataset.transfer.store import ChunkStore
+
+
+def finish(blocks: BlockMap, lease: Lease) -> None:
+    for chunk in range(lease.position, lease.end):
+        assert blocks.state[chunk] == MISSING, "a chunk was handed out twice"
+        blocks.state[chunk] = ARRIVED
+        blocks.mark_done(chunk)
+        lease.position += 1
+
+
+def test_all_is_handed_out_once_from_the_front() -> None:
+    blocks = BlockMap(23 * CHUNK + 1, arrived=[0, 1, 9])
+    for chunk in (0, 1, 9):
+        blocks.mark_done(chunk)
+    starts = []
+    while blocks.peek() is not None:
+        lease = blocks.take(8)
+        starts.append(lease.first)
+        finish(blocks, lease)
+    assert blocks.is_complete
+    assert starts == sorted(starts)
+    assert blocks.prefix == 24
+
+
+def test_requests_end_on_whole_blocks_of_4_mib() -> None:
+    blocks = BlockMap(40 * CHUNK, arrived=[0])
+    blocks.peek()
+    assert blocks.take(6).end == 4
+    blocks.peek()
+    assert blocks.take(9).end == 12
+
+
+def test_what_a_broken_lease_leaves_comes_back() -> None:
+    blocks = BlockMap(8 * CHUNK)
+    blocks.peek()
+    lease = blocks.take(8)
+    lease.position = 3
+    blocks.give_back(lease)
+    again = blocks.peek()
+    assert again is not None and (again.first, again.end) == (3, 8)
+
+
+def test_a_hedged_lease_leaves_its_rest_to_its_rival() -> None:
+    source = Source("http://a/x", "a")
+    blocks = BlockMap(8 * CHUNK)
+    blocks.peek()
+    victim = blocks.take(8)
+    victim.source, victim.position = source, 2
+    blocks.hedge(victim)
+    blocks.give_back(victim)  # the silent connection dies: nothing new is queued
+    waiting = blocks.peek()
+    assert waiting is not None and (waiting.first, waiting.end) == (2, 8)
+    assert source in waiting.avoid
+    blocks.take(8)
+    assert blocks.peek() is None
+
+
+def test_the_first_of_two_rivals_to_finish_a_chunk_wins() -> None:
+    blocks = BlockMap(8 * CHUNK)
+    blocks.peek()
+    victim = blocks.take(8)
+    victim.source = Source("http://a/x", "a")
+    blocks.hedge(victim)
+    rival = victim.rival
+    assert rival is not None
+    assert blocks.settle_rivals(victim) is rival
+    rival.cancel("lost")
+    assert blocks.peek() is None, "a lost rival is not started any more"
+
+
+def test_half_of_a_slow_lease_can_be_taken_over() -> None:
+    blocks = BlockMap(16 * CHUNK)
+    blocks.peek()
+    victim = blocks.take(16)
+    victim.position = 5
+    half = blocks.split(victim)
+    assert (victim.end, half.first, half.end) == (11, 11, 16)
+
+
+def test_wrong_chunks_are_missing_again() -> None:
+    blocks = BlockMap(4 * CHUNK, arrived=range(4))
+    for chunk in range(4):
+        blocks.mark_done(chunk)
+    blocks.drop(1, 3, frozenset())
+    assert not blocks.is_complete
+    assert blocks.prefix == 1
+    waiting = blocks.peek()
+    assert waiting is not None and (waiting.first, waiting.end) == (1, 3)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_mix_of_breaks_hedges_and_splits_ends_complete(seed: int) -> None:
+    chance = random.Random(seed)
+    blocks = BlockMap(chance.randrange(1, 60 * CHUNK))
+    running: list[Lease] = []
+    for _ in range(10_000):
+        if blocks.is_complete:
+            break
+        if blocks.peek() is not None and chance.random() < 0.5:
+            lease = blocks.take(chance.randrange(1, 20))
+            lease.source = Source("http://a/x", "a")
+            running.append(lease)
+        if not running:
+            continue
+        lease = chance.choice(running)
+        roll = chance.random()
+        if lease.cancelled or lease.position >= lease.end or roll < 0.1:
+            running.remove(lease)
+            if not lease.cancelled:
+                blocks.give_back(lease)
+        elif roll < 0.2 and lease.rival is None:
+            blocks.hedge(lease)
+        elif roll < 0.3 and lease.rival is None and lease.remaining >= 2:
+            blocks.put(blocks.split(lease))
+        else:
+            loser = blocks.settle_rivals(lease)
+            if loser is not None:
+                loser.cancel("lost")
+            if blocks.state[lease.position] == MISSING:
+                blocks.state[lease.position] = ARRIVED
+                blocks.mark_done(lease.position)
+            lease.position += 1
+    assert blocks.is_complete
+
+
+def test_requests_grow_with_speed_and_shrink_near_the_end() -> None:
+    blocks = BlockMap(4000 * CHUNK)
+    assert blocks.block_chunks(0.0, 8) == 4
+    assert blocks.block_chunks(10 * CHUNK, 8) == 20
+    assert blocks.block_chunks(1e9, 8) == 64
+    assert BlockMap(100 * CHUNK).block_chunks(1e9, 8) == 4
+
+
+def make_sources(num: int) -> Sources:
+    sources = Sources(3, random.Random(0))
+    sources.update([f"http://c{n}/x" for n in range(num)], wants_token=False)
+    return sources
+
+
+def test_the_nearest_few_share_the_work_by_speed() -> None:
+    sources = make_sources(5)
+    for source, rate in zip(sources.all, (30e6, 10e6, 10e6, 99e6, 99e6), strict=True):
+        sources.delivered(source, int(rate), 1.0)
+    for _ in range(10):
+        picked = sources.pick(0.0)
+        assert picked is not None
+        picked.active += 1
+    assert [source.active for source in sources.all] == [6, 2, 2, 0, 0]
+
+
+def test_a_failed_source_rests_longer_every_time_and_then_gets_one_try() -> None:
+    sources = make_sources(1)
+    (source,) = sources.all
+    sources.update(["http://other/x"], wants_token=False)
+    sources.all[1].active = 1
+    rests = []
+    for _ in range(12):
+        sources.failed(source, 0.0, "503")
+        rests.append(source.blocked_until)
+        assert sources.pick(0.0) is sources.all[1]
+    assert rests == sorted(rests)
+    assert rests[0] <= 0.5 and 30 <= rests[-1] <= 60
+    assert sources.pick(61.0) is source
+    source.active = 1
+    assert sources.pick(61.0) is sources.all[1]
+    sources.delivered(source, 1, 1.0)
+    source.active = 0
+    assert sources.pick(61.0) is source
+
+
+def test_when_nobody_delivers_a_resting_source_is_tried_again_soon_but_not_for_ever() -> None:
+    sources = make_sources(2)
+    for source in sources.all:
+        for _ in range(10):
+            sources.failed(source, 0.0, "503")
+    assert sources.pick(3.9) is None
+    assert sources.pick(4.1) is not None
+    for source in sources.all:
+        for _ in range(20):
+            sources.failed(source, 0.0, "503")
+    assert sources.pick(4.1) is None
+
+
+def test_a_source_that_broke_off_after_whole_chunks_rests_briefly() -> None:
+    sources = make_sources(1)
+    (source,) = sources.all
+    for _ in range(10):
+        sources.failed(source, 0.0, "503")
+    source.blocked_until = 0.0
+    sources.failed(source, 0.0, "ended early", has_delivered=True)
+    assert source.blocked_until <= 0.5
+
+
+def test_retry_after_is_heeded_within_reason() -> None:
+    sources = make_sources(1)
+    sources.failed(sources.all[0], 0.0, "429", retry_after_s=30)
+    assert sources.all[0].blocked_until == 30
+    assert sources.pick(29.0) is None
+    sources.failed(sources.all[0], 0.0, "429", retry_after_s=1e9)
+    assert sources.all[0].blocked_until == 300
+
+
+def test_the_origin_is_for_when_the_caches_failed() -> None:
+    sources = make_sources(1)
+    sources.update(["http://origin/x"], wants_token=False, is_origin=True)
+    assert sources.pick(0.0) is sources.all[0]
+    sources.failed(sources.all[0], 0.0, "500")
+    assert sources.pick(0.0) is sources.all[1]
+
+
+def test_a_source_of_wrong_bytes_is_dropped_only_while_there_is_another() -> None:
+    sources = make_sources(2)
+    for source in sources.all:
+        for _ in range(3):
+            sources.sent_wrong_block(source)
+    assert sources.all[0].refused
+    assert not sources.all[1].refused
+
+
+def test_everyone_must_agree_that_an_object_is_missing() -> None:
+    sources = make_sources(2)
+    sources.failed(sources.all[0], 0.0, "404")
+    assert not sources.agree_on("missing")
+    sources.failed(sources.all[1], 0.0, "404")
+    assert sources.agree_on("missing")
+    sources.failed(sources.all[1], 0.0, "503")
+    assert not sources.agree_on("missing")
+
+
+def test_the_books_of_an_object_like_imagenet_take_little_memory(tmp_path: Path) -> None:
+    size = 138 * 10**9
+    fd = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)
+    tracemalloc.start()
+    progress = Progress("pelican://f/x", size, ("crc32c",), "boot")
+    progress.chunks = {chunk: (0, (chunk,)) for chunk in range(0, num_chunks(size), 2)}
+    progress.were_read = True
+    journal = Journal.create(tmp_path / "j", progress)
+    store = ChunkStore(fd, journal, progress, threading.RLock(), make_sources(2))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    os.close(fd)
+    assert store.blocks.num_done == len(progress.chunks)
+    assert peak < 200e6

@@ -1,0 +1,239 @@
+"""Chunks on their way to the disk: what its errors and wrong blocks leave behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset.transfer.blocks import DONE, MISSING
+from dataset.checksum import compute
+from dataset.errors import DataError, run_command
+from dataset.transfer.journal import CHUNK, Journal, Progress, read_journal
+from dataset.federation.lookup import Options
+from dataset.own_names import PART, journal_path, part_path
+from dataset.fetch.remote import fetch_urls
+from dataset.fetch.request import Request
+from dataset.federation.sources import Sources
+from dataset.transfer.store import MIN_BLOCK_TRIES, ChunkStore, DiskError
+from dataset.fetch.summary import Summary
+from dataset.transfer.verify import BlockChecks
+from tests.dataset.small_server import Handler, serving
+from tests.dataset.fetch.test_compare import federation
+
+FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
+NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
+CONTENT = np.random.default_rng(2).bytes(16 * CHUNK)
+ZEROS = memoryview(bytes(CHUNK))
+
+
+def make_store(path: Path, num_sources: int = 2, checks: BlockChecks | None = None) -> ChunkStore:
+    fd = os.open(part_path(path), os.O_RDWR | os.O_CREAT)
+    progress = Progress("pelican://f/x", 4 * CHUNK, ("crc32c",), "boot")
+    journal = Journal.create(journal_path(path), progress)
+    sources = Sources(3, random.Random(0))
+    sources.update([f"http://c{n}/x" for n in range(num_sources)], wants_token=False)
+    store = ChunkStore(fd, journal, progress, threading.RLock(), sources, checks)
+    store.blocks.take(4)  # all of it is being fetched
+    return store
+
+
+def close(store: ChunkStore) -> None:
+    store.journal.close()
+    os.close(store.fd)
+
+
+def fill_disk(store: ChunkStore) -> None:
+    """From here on the journal has no space: the kernel's /dev/full is a real ENOSPC."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, store.journal._fd)
+    os.close(full)
+
+
+def fail_with_eio(fd: int) -> None:
+    """A fake fsync: no disk here fails."""
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize(("call", "method"), [("fdatasync", "sync"), ("fsync", "flush")])
+def test_after_a_failed_sync_the_journal_is_doubted(
+    call: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path / "x")
+    store.write(0, store._sources.all[0], ZEROS, (7,))
+    monkeypatch.setattr(os, call, fail_with_eio)
+    with pytest.raises(DiskError) as caught:
+        getattr(store, method)()
+    monkeypatch.undo()
+    close(store)
+    assert caught.value.error.filename == str(part_path(tmp_path / "x"))
+    progress = read_journal(journal_path(tmp_path / "x"))
+    assert progress is not None
+    assert progress.boot_id == ""
+    assert progress.chunks == {0: (0, (7,))}
+
+
+def test_a_journal_without_space_is_an_error_of_the_disk_and_the_books_stay_right(
+    tmp_path: Path,
+) -> None:
+    store = make_store(tmp_path / "x")
+    fill_disk(store)
+    with pytest.raises(DiskError, match="No space left"):
+        store.write(0, store._sources.all[0], ZEROS, (0,))
+    assert store.num_writing == 0
+    assert store.blocks.state[0] == MISSING
+    close(store)
+    assert read_journal(journal_path(tmp_path / "x")).boot_id == ""  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("method", ["replace", "drop_from", "refetch"])
+def test_a_chunk_that_cannot_be_dropped_is_an_error_of_the_disk(
+    method: str, tmp_path: Path
+) -> None:
+    store = make_store(tmp_path / "x", checks=BlockChecks(CHUNK, [0] * 4, "x.index"))
+    source = store._sources.all[0]
+    store._number(source)
+    if method != "refetch":
+        store.checks = None
+        store.write(0, source, ZEROS, (7,))
+    add_chunk = store.journal.add_chunk
+
+    def add_and_fill(chunk: int, number: int, values: tuple[int, ...]) -> None:
+        add_chunk(chunk, number, values)
+        fill_disk(store)
+
+    with pytest.raises(DiskError, match="No space left"):
+        if method == "refetch":
+            store.journal.add_chunk = add_and_fill  # type: ignore[method-assign,assignment]
+            store.write(0, source, ZEROS, (7,))
+        fill_disk(store)
+        if method == "replace":
+            store.replace(0, source, ZEROS, (8,))
+        store.drop_from({source.label})
+    assert store.num_writing == 0
+    close(store)
+
+
+def test_a_block_avoids_all_that_sent_it_wrong(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "x", 3, BlockChecks(CHUNK, [1] * 4, "x.index"))
+    a, b, c = store._sources.all
+    store.write(0, a, ZEROS, (7,))
+    assert store.blocks.take(1).avoid == {a}
+    store.write(0, b, ZEROS, (7,))
+    assert store.blocks.take(1).avoid == {a, b}
+    store.write(0, c, ZEROS, (1,))
+    assert store.blocks.state[0] == DONE
+    close(store)
+
+
+def test_a_block_is_given_up_when_every_source_sent_it_wrong(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "x", 2, BlockChecks(CHUNK, [1] * 4, "x.index"))
+    a, b = store._sources.all
+    for n in range(MIN_BLOCK_TRIES):
+        store.write(0, (a, b)[n % 2], ZEROS, (7,))  # the origin may be right
+    store._sources.are_all = True
+    store._sources.update(["http://origin/x"], wants_token=False, is_origin=True)
+    store.write(0, a, ZEROS, (7,))
+    with pytest.raises(DataError, match="every source"):
+        store.write(0, store._sources.all[2], ZEROS, (7,))
+    close(store)
+
+
+def test_a_source_of_a_mixed_block_may_be_innocent(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "x", 2, BlockChecks(2 * CHUNK, [1, 1], "x.index"))
+    a, b = store._sources.all
+    for _ in range(3):
+        store.write(0, a, ZEROS, (7,))
+        store.write(1, b, ZEROS, (7,))
+    waiting = store.blocks.peek()
+    assert waiting is not None and waiting.avoid == frozenset()
+    assert not a.refused and not b.refused
+    close(store)
+
+
+def fetch(url: str, out: Path, **fields: object) -> Summary:
+    request = Request(out, FAST, environ=NOWHERE)
+    (summary,) = fetch_urls([url], replace(request, **fields))  # type: ignore[arg-type]
+    return summary
+
+
+def make_index(folder: Path) -> Path:
+    """As much of a TAR.index as the fetch reads."""
+    starts = range(0, len(CONTENT), 4 * CHUNK)
+    sums = [compute("crc32c", memoryview(CONTENT[n : n + 4 * CHUNK])) for n in starts]
+    with open(folder / "object.bin.index", "wb") as file:
+        np.savez(
+            file,
+            block_size=np.int64(4 * CHUNK),
+            tar_size=np.int64(len(CONTENT)),
+            block_crc32c=np.array(sums, np.uint32),
+        )
+    return folder / "object.bin.index"
+
+
+@pytest.mark.parametrize("num_caches", [1, 2])
+def test_a_block_that_every_cache_has_wrong_comes_from_the_origin(
+    num_caches: int, tmp_path: Path
+) -> None:
+    wrong = bytearray(CONTENT)
+    wrong[5 * CHUNK] ^= 0xFF
+    index = make_index(tmp_path)
+    with federation([bytes(wrong)] * num_caches, CONTENT) as (director, *_):
+        summary = fetch("osdf:///object.bin", tmp_path / "out", federation=director, index=index)
+    assert (tmp_path / "out" / "object.bin").read_bytes() == CONTENT
+    assert summary.bytes_twice["wrong"] <= num_caches * 4 * CHUNK
+    (origin,) = [s for s in summary.sources if not s["wrong_blocks"]]
+    assert origin["bytes"] >= 4 * CHUNK
+
+
+def test_a_block_that_the_origin_has_wrong_too_is_exit_3(tmp_path: Path) -> None:
+    wrong = bytearray(CONTENT)
+    wrong[5 * CHUNK] ^= 0xFF
+    index = make_index(tmp_path)
+    with (
+        federation([bytes(wrong)] * 2, bytes(wrong)) as (director, *_),
+        pytest.raises(DataError, match="every source"),
+    ):
+        fetch("osdf:///object.bin", tmp_path / "out", federation=director, index=index)
+    assert not (tmp_path / "out" / "object.bin").exists()
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["midway", "when_all_is_here"])
+def test_after_a_failed_sync_a_second_start_fetches_what_never_reached_the_disk(
+    is_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_syncing = threading.Event()
+    sync = ChunkStore.sync
+
+    def sync_slowly(store: ChunkStore) -> None:
+        is_syncing.set()
+        while is_late and not store.blocks.is_complete:
+            time.sleep(0.001)
+        sync(store)
+
+    def wait_for_sync(handler: Handler) -> bool:
+        if "bytes=0-" not in handler.headers.get("Range", ""):
+            is_syncing.wait(10.0)
+        return False
+
+    monkeypatch.setattr("dataset.transfer.engine.SYNC_BYTES", CHUNK)
+    monkeypatch.setattr(ChunkStore, "sync", sync_slowly)
+    monkeypatch.setattr(os, "fdatasync", fail_with_eio)
+    with serving(CONTENT, wait_for_sync) as (url, _):
+        assert run_command(lambda: fetch(url, tmp_path) and 0) == 2
+        monkeypatch.undo()
+        before = read_journal(journal_path(tmp_path / "object.bin"))
+        assert before is not None and before.chunks
+        with open(part_path(tmp_path / "object.bin"), "r+b") as file:
+            file.seek(min(before.chunks) * CHUNK)
+            file.write(bytes(4096))  # the page that could not be written
+        fetch(url, tmp_path)
+    assert (tmp_path / "object.bin").read_bytes() == CONTENT
+    assert sorted(path.name for path in tmp_path.glob(f"*{PART}*")) == []

@@ -1,0 +1,131 @@
+"""What a stage used: its own process, its children, and GPUs that do not tell all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from train.records import profile
+from train.records.profile import StageMeter
+
+NUM_BYTES = 50_000_000
+BUSY_S = 0.4
+# A worker that does a piece of work for each line that it is sent, and answers with a line.
+WORKER = f"""
+import sys, time
+for line in sys.stdin:
+    open("/dev/null", "wb").write(bytes({NUM_BYTES}))
+    end = time.process_time() + {BUSY_S}
+    while time.process_time() < end:
+        pass
+    print("done", flush=True)
+"""
+
+
+@contextmanager
+def worker() -> Iterator[Callable[[], None]]:
+    """A living child, and how to make it work once; it is waited for at the end."""
+    command = [sys.executable, "-c", WORKER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin and child.stdout
+
+        def work() -> None:
+            assert child.stdin and child.stdout
+            child.stdin.write("go\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == "done\n"
+
+        yield work
+        child.stdin.close()
+
+
+def cpu_s(record: dict[str, Any]) -> float:
+    return float(record["cpu_pct"] * record["seconds"] / 100)
+
+
+def test_a_living_child_counts_with_what_it_did_in_the_stage() -> None:
+    with worker() as work:
+        work()
+        first = StageMeter()
+        work()
+        one = first.finish()
+        second = StageMeter()
+        nothing = second.finish()
+    assert NUM_BYTES <= one["bytes_written"] < 1.5 * NUM_BYTES
+    assert BUSY_S - 0.05 < cpu_s(one) < 1.9 * BUSY_S
+    assert nothing["bytes_written"] < 0.5 * NUM_BYTES
+    assert cpu_s(nothing) < 0.5 * BUSY_S
+
+
+def test_a_child_that_ends_in_the_stage_counts_once() -> None:
+    with worker() as work:
+        work()
+        meter = StageMeter()
+        work()
+        meter._sample()  # while it lives, as the thread would
+    record = meter.finish()
+    assert NUM_BYTES <= record["bytes_written"] < 1.5 * NUM_BYTES
+    assert BUSY_S - 0.05 < cpu_s(record) < 1.9 * BUSY_S
+
+
+# --- GPUs -------------------------------------------------------------------------------------
+
+
+class NVMLError(Exception):
+    """As pynvml's."""
+
+
+class FakeNvml:
+    """Stands for pynvml, for there is no GPU here; a handle is the set of what it does not tell."""
+
+    NVMLError = NVMLError
+
+    def nvmlDeviceGetUtilizationRates(self, handle: set[str]) -> SimpleNamespace:
+        return self._tell("gpu", 40, handle)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: set[str]) -> SimpleNamespace:
+        return self._tell("used", 7_000, handle)
+
+    def _tell(self, name: str, value: int, handle: set[str]) -> SimpleNamespace:
+        if name in handle:
+            raise NVMLError("Not Supported")
+        return SimpleNamespace(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("handles", "expected"),
+    [
+        ([set()], {"gpu_pct": 40.0, "peak_gpu_memory_bytes": 7_000}),
+        ([{"gpu"}], {"peak_gpu_memory_bytes": 7_000}),  # MIG mode
+        ([{"gpu", "used"}], {}),  # lost
+        ([{"gpu", "used"}, set()], {"gpu_pct": 40.0, "peak_gpu_memory_bytes": 7_000}),
+    ],
+)
+def test_a_gpu_that_does_not_answer_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, handles: list[set[str]], expected: dict[str, float]
+) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setattr(profile, "_open_gpus", lambda: [(nvml, handle) for handle in handles])
+    record = StageMeter().finish()
+    assert {name: value for name, value in record.items() if "gpu" in name} == expected
+
+
+def test_a_file_of_the_user_called_stages_gets_no_line(tmp_path: Path) -> None:
+    (tmp_path / "stages.jsonl").write_text("mine\n")
+    with profile.measure_stage("fetch", tmp_path):
+        pass
+    assert (tmp_path / "stages.jsonl").read_text() == "mine\n"
+    (tmp_path / "stages.jsonl").unlink()
+    for _ in range(2):
+        with profile.measure_stage("fetch", tmp_path):
+            pass
+    assert (tmp_path / "stages.jsonl").read_text().count('"stage": "fetch"') == 2

@@ -1,0 +1,75 @@
+"""What a run goes on from: the output's latest checkpoint, a named one, or nothing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from dataset.errors import CommandError, UserError
+from train.checkpoints import checkpoint
+from train.ranks.comm import Comm
+from train.config import TrainConfig
+from train.ranks.launch import Launch
+from train.paths import nothing_to_evaluate
+
+log = logging.getLogger("trainyard")
+
+
+def find_checkpoint(
+    cfg: TrainConfig, output: Path, launch: Launch, comm: Comm
+) -> checkpoint.State | None:
+    """The state to go on from, or None for a fresh start: rank 0 reads it, the others receive it.
+
+    128 ranks that read 200 MB at once would be 26 GB from the shared disk.
+    """
+    if cfg.evaluate and cfg.resume is None and (cfg.weights or cfg.pretrained):
+        return None  # these weights were asked about, and not the output's
+    folder = output / "ckpt"
+    path = latest = None
+    if launch.is_main:
+        path, latest = _load_latest(cfg, folder)
+        if cfg.resume is not None and not _is_restart(cfg, latest):
+            path, latest = cfg.resume, checkpoint.load_checkpoint(cfg.resume)
+    path, state = comm.from_main((path, latest))
+    if path is None and cfg.evaluate:
+        raise nothing_to_evaluate(cfg)
+    if state is not None and cfg.evaluate:
+        log.info("evaluating %s, step %d", path, state["step"])
+    loaded: checkpoint.State | None = state
+    return loaded
+
+
+def _load_latest(cfg: TrainConfig, folder: Path) -> tuple[Path | None, checkpoint.State | None]:
+    try:
+        return checkpoint.load_latest(folder)
+    except CommandError:
+        if cfg.resume is None:
+            raise
+        return None, None  # --resume may be given because these are damaged
+
+
+def _is_restart(cfg: TrainConfig, latest: checkpoint.State | None) -> bool:
+    """Whether the output already went on from the named file: a requeue repeats the command."""
+    if cfg.evaluate or latest is None:
+        return False
+    return bool(latest.get("resumed_from") == str(cfg.resume))
+
+
+def refuse_changes(
+    state: checkpoint.State, identity: dict[str, Any], cfg: TrainConfig, output: Path
+) -> None:
+    """A checkpoint of another run is not continued, unless --force says so."""
+    automatic = {"precision": cfg.precision, "decoder": cfg.decoder}
+    chosen_here = {name for name, wanted in automatic.items() if wanted == "auto"}
+    old, new = state["identity"], identity
+    moved = checkpoint.describe_changes(*({k: d.get(k) for k in chosen_here} for d in (old, new)))
+    if moved:  # a grid gives the next attempt another kind of machine
+        log.warning("this machine differs from the one before (%s): the run goes on", moved)
+    kept = [{k: v for k, v in d.items() if k not in chosen_here} for d in (old, new)]
+    changes = checkpoint.describe_changes(*kept)
+    if changes and not cfg.force:
+        raise UserError(
+            f"the run in {output} was another one ({changes}); use its settings, a new "
+            "--output, or --force to go on all the same"
+        )

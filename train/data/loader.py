@@ -1,0 +1,206 @@
+"""Batches ahead of the training: threads or worker processes, started once for all epochs."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from dataset.errors import CommandError
+from train.data.batches import Batch, Draft, Images, Item, Schedule
+from train.data.pace import Pace
+
+CHUNK = 4  # images a task: small enough that all threads work on the batch that is waited for
+# Batches that are being filled: enough for a disk that stops for a moment, where memory allows.
+MIN_BATCHES_AHEAD, BATCHES_AHEAD, MAX_BYTES_AHEAD = 3, 6, 512 << 20
+# A read on a shared disk waits for 5 to 10 ms, in which a core decodes several images.
+READERS_PER_DECODER, MAX_READERS = 8, 64
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def load_batches(
+    images: Images, items: Iterable[Item], num_workers: int, num_readers: int | None = None
+) -> Iterator[Batch]:
+    """The batches of the items, in order; the error of one is raised where it would have come.
+
+    Worker processes are started here and not with the first batch: torch hears of the death of a
+    worker, and a worker of that of its parent, by the thread that started it.
+    """
+    if num_workers == 0:
+        return _raise_errors(images[item] for item in items)
+    if images.decoder.releases_gil:
+        readers = num_readers or count_readers(num_workers)
+        return _raise_errors(_load_in_threads(images, items, readers, num_workers))
+    return _raise_errors(_take(_start_processes(images, items, num_workers)))
+
+
+def _raise_errors(batches: Iterable[Batch]) -> Iterator[Batch]:
+    for batch in batches:
+        if batch.error:
+            raise batch.kind(batch.error)
+        yield batch
+
+
+def count_readers(num_decoders: int) -> int:
+    """How many threads read where so many of them may decode at a time."""
+    return max(num_decoders, min(MAX_READERS, READERS_PER_DECODER * num_decoders))
+
+
+def count_ahead(images: Images, num_threads: int) -> int:
+    """How many batches are under way: bounded in memory, but never so few that threads idle."""
+    batch = images.plan.microbatch
+    fitting = MAX_BYTES_AHEAD // (batch * images.image_size**2 * 3)
+    busy = 1 + 2 * num_threads * CHUNK // batch
+    return max(MIN_BATCHES_AHEAD, min(BATCHES_AHEAD, fitting), busy)
+
+
+def _load_in_threads(
+    images: Images, items: Iterable[Item], num_threads: int, num_decoders: int
+) -> Iterator[Batch]:
+    """All threads work on the oldest batch first; each reads an image, then waits to decode it.
+
+    So as many reads wait for the disk at once as it takes (train/data/pace.py), no core is asked to
+    decode two images at a time, and a thread holds the bytes of one image at most.
+    """
+    most_ahead = count_ahead(images, num_threads)
+    images.pace = Pace(num_decoders, num_threads)
+    ahead: deque[tuple[Draft, list[Future[None]]]] = deque()
+    failed: CommandError | None = None
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="loader")
+    try:
+        for item in items:
+            if item.step_in_epoch == 0:
+                pool.submit(images.warm_up, item.epoch + 1)
+            try:
+                ahead.append(_start_batch(images, item, pool))
+            except CommandError as error:  # of this batch; those before it come first
+                failed = error
+                break
+            if len(ahead) >= most_ahead:
+                yield _wait_for(*ahead.popleft())
+        while ahead:
+            yield _wait_for(*ahead.popleft())
+        if failed is not None:
+            raise failed
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_batch(
+    images: Images, item: Item, pool: ThreadPoolExecutor
+) -> tuple[Draft, list[Future[None]]]:
+    """A batch under way, and the tasks that fill it."""
+    draft = images.draft(item)
+    count = len(draft.indices)
+    tasks = [
+        pool.submit(images.fill, draft, start, min(start + CHUNK, count))
+        for start in range(0, count, CHUNK)
+    ]
+    return draft, tasks
+
+
+def _wait_for(draft: Draft, tasks: list[Future[None]]) -> Batch:
+    for task in tasks:
+        task.result()
+    return draft.finish()
+
+
+def _start_processes(images: Images, items: Iterable[Item], num_workers: int) -> Iterator[Batch]:
+    """torch's loader with its workers at work."""
+    # A worker must not touch CUDA; torch pins in a thread of this process.
+    pin_memory, images.pin_memory = images.pin_memory, False
+    loader: DataLoader[Batch] = DataLoader(
+        images,  # type: ignore[arg-type]
+        batch_size=None,
+        sampler=items,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        collate_fn=_as_is,
+        prefetch_factor=2,
+        worker_init_fn=_init_worker,
+        multiprocessing_context="fork",
+    )
+    return iter(loader)
+
+
+def _take(batches: Iterator[Batch]) -> Iterator[Batch]:
+    try:
+        yield from batches
+    except (ConnectionError, EOFError) as error:  # killed while it was handing over a batch
+        raise RuntimeError(f"DataLoader worker died ({type(error).__name__})") from error
+
+
+def dummy_batches(
+    schedule: Schedule, num_classes: int, image_size: int, device: torch.device
+) -> Iterator[Batch]:
+    """One made-up batch over and over, on the device: what the model alone can do."""
+    size = (schedule.plan.microbatch, image_size, image_size, 3)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, num_classes, size[:1], generator=generator)
+    batch = Batch(images.permute(0, 3, 1, 2).to(device), labels.to(device), [], "")
+    for _ in schedule:
+        yield batch
+
+
+def copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches on the device; on a GPU each is copied on a side stream, one ahead of its use."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    waiting: tuple[Batch, Any] | None = None
+    for batch in batches:
+        copied = _copy(batch, device, stream)
+        if waiting is not None:
+            yield _hand_over(*waiting)
+        waiting = copied
+    if waiting is not None:
+        yield _hand_over(*waiting)
+
+
+def _copy(batch: Batch, device: torch.device, stream: Any) -> tuple[Batch, Any]:
+    """The batch on the device, and the event of the side stream when it has come there."""
+    with torch.cuda.stream(stream):
+        images = batch.images.to(device, non_blocking=True)
+        labels = batch.labels.to(device, non_blocking=True)
+    return Batch(images, labels, batch.skipped, ""), stream.record_event()
+
+
+def _hand_over(batch: Batch, copied: Any) -> Batch:
+    """Makes the computing stream wait for this copy alone, for the next one is under way already.
+
+    And tells the allocator who uses the memory.
+    """
+    current = torch.cuda.current_stream()
+    current.wait_event(copied)
+    batch.images.record_stream(current)
+    batch.labels.record_stream(current)
+    return batch
+
+
+def _die_with_rank() -> None:
+    """A killed rank's workers would keep its sockets open, and the other ranks waiting, for 5 s."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _init_worker(worker: int) -> None:
+    """A worker computes on one core, and leaves Ctrl-C and the scheduler's signals to its rank."""
+    _die_with_rank()
+    info: Any = get_worker_info()
+    info.dataset.reads.take_row(worker)
+    torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,102 @@
+"""Waiting for batches without being stuck: a read that never returns is named, and can be left.
+
+The main thread never reads an image and never waits inside the loader. A thread of its own takes
+the batches from the loader; the main thread waits for that thread a moment at a time, and between
+two moments looks whether somebody wants to stop. So whatever hangs in the loader, a dead network
+disk or a worker process, the run can be saved and ended. The loader must keep one rule: every read
+goes through train/data/reads.py, or its file cannot be named.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from train.data.batches import Batch, Images
+from train.ranks.interrupt import Vote
+
+log = logging.getLogger("trainyard")
+
+POLL_S = 0.2
+WARN_S = 10.0  # the first warning about a read; then each time that it has taken twice as long
+GIVE_UP_S = 5.0  # of waiting after a stop was asked for: SLURM kills after 30 s
+
+Stop = Callable[[], Vote]
+
+
+class Stranded(Exception):
+    """No batch comes, and somebody wants to stop: the step under way cannot be finished."""
+
+    def __init__(self, vote: Vote, what: str) -> None:
+        super().__init__(f"no batch came: {what}")
+        self.vote, self.what = vote, what
+
+
+class PatientBatches(Iterator[Batch]):
+    """The batches of a loader, each waited for by looking up again and again."""
+
+    def __init__(
+        self, batches: Iterator[Batch], images: Images, stop: Stop, device: torch.device
+    ) -> None:
+        self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._given: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        self._images, self._stop = images, stop
+        self._warn_at_s = WARN_S
+        args = (batches, self._asked, self._given, device)
+        # A daemon: the interpreter must not wait for a thread that hangs.
+        threading.Thread(target=_hand_out, args=args, name="batches", daemon=True).start()
+
+    def __next__(self) -> Batch:
+        self._asked.put(True)
+        stop_seen_s: float | None = None
+        while True:
+            try:
+                given = self._given.get(timeout=POLL_S)
+                break
+            except queue.Empty:
+                what = self._look()
+            vote, now_s = self._stop(), time.monotonic()
+            stop_seen_s = (stop_seen_s or now_s) if vote.is_urgent else None
+            if stop_seen_s is not None and now_s - stop_seen_s >= GIVE_UP_S:
+                raise Stranded(vote, what)
+        if isinstance(given, BaseException):
+            raise given
+        return given
+
+    def __del__(self) -> None:
+        self._asked.put(False)
+
+    def _look(self) -> str:
+        """What is being waited for; a read that takes very long is said in the log."""
+        read = self._images.reads.slowest()
+        if read is None:
+            return "the loader has not finished it"
+        what = f"{self._images.where(read.is_val, read.sample)} has been read for"
+        if read.seconds < WARN_S:
+            self._warn_at_s = WARN_S
+        elif read.seconds >= self._warn_at_s:
+            self._warn_at_s = 2 * read.seconds
+            text = "%s %.0f s and is not there yet: training waits; does its disk answer?"
+            log.warning(text, what, read.seconds)
+        return f"{what} {read.seconds:.0f} s"
+
+
+def _hand_out(
+    batches: Iterator[Batch],
+    asked: queue.SimpleQueue[bool],
+    given: queue.SimpleQueue[Batch | BaseException],
+    device: torch.device,
+) -> None:
+    """Gives a batch or an error for each request; ends with the one who asks."""
+    if device.type == "cuda":  # the device is a thread's own, and pinned memory belongs to it
+        torch.cuda.set_device(device)
+    while asked.get():
+        try:
+            given.put(next(batches))
+        except BaseException as error:  # StopIteration too: it is raised where it is waited for
+            given.put(error)

@@ -1,0 +1,302 @@
+"""Where images come from: a folder of class folders, or an indexed tar read in place (no torch)."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dataset.archive.class_folders import list_classes, list_images, refuse_empty
+from dataset.errors import CommandError, DataError, PassingError, UserError, describe_os_error
+from dataset.archive.index import find_current, find_or_build_index
+from dataset.archive.index_file import TarIndex
+from dataset.archive.output_folder import find_unfinished
+
+log = logging.getLogger("trainyard")
+
+TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+ZIP_NAME = "imagenet-object-localization-challenge.zip"
+
+
+class Source(Protocol):
+    """Labelled images as bytes, numbered in the bytewise order of (class, file name)."""
+
+    classes: list[str]
+    labels: npt.NDArray[np.int64]
+
+    def __len__(self) -> int: ...
+    def name(self, index: int) -> str: ...
+    def where(self, index: int) -> str: ...
+    def raw_names(self, start: int, end: int) -> list[bytes]: ...
+    def read(self, index: int) -> bytes: ...
+    def check_unchanged(self) -> None: ...
+
+
+class FolderSource:
+    """The images of root/CLASS/FILE. Names are one blob, so that forked workers share the pages."""
+
+    def __init__(self, root: Path, *, allow_empty: bool = False) -> None:
+        self.root = root
+        self.classes = list_classes(root)
+        if not self.classes:
+            raise UserError(f"no class folders in {root}; run scripts/extract_ILSVRC_mp.py")
+        blob, ends, labels, empty = bytearray(), [0], [], []
+        for label, wnid in enumerate(self.classes):
+            files = list_images(root / wnid)
+            if not files:
+                empty.append(wnid)
+            for file in files:
+                blob += os.fsencode(wnid) + b"/" + file
+                ends.append(len(blob))
+                labels.append(label)
+        if not labels:
+            raise UserError(f"no images in the class folders of {root}; is it the right folder?")
+        if not allow_empty:
+            refuse_empty(root, empty)
+        self._names = np.frombuffer(bytes(blob), dtype=np.uint8)
+        self._ends = np.array(ends, dtype=np.int64)
+        self.labels = np.array(labels, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]].tobytes())
+
+    def where(self, index: int) -> str:
+        """The path of an image."""
+        return f"{self.root}/{self.name(index)}"
+
+    def raw_names(self, start: int, end: int) -> list[bytes]:
+        return _cut(self._names, self._ends[start : end + 1])
+
+    def read(self, index: int) -> bytes:
+        file = self.where(index)
+        try:
+            # Without waiting: a FIFO in place of an image would keep the reader for ever.
+            fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            try:
+                found = os.fstat(fd)
+                if not stat.S_ISREG(found.st_mode):
+                    raise DataError(f"{file} is not a regular file; put the image in its place")
+                return _read_whole(fd, found.st_size, 0, file)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise explain_failed_read(error, file) from None
+
+    def check_unchanged(self) -> None:
+        """A folder's files are opened anew for each read: there is nothing to compare with."""
+
+
+class TarSource:
+    """The images of an indexed tar, read in place: positioned reads, safe over fork and spawn."""
+
+    def __init__(self, index: TarIndex) -> None:
+        self.index = index
+        self._first_seen = _identify(index.tar)
+        self.classes = index.classes
+        self.labels = index.label.astype(np.int64)
+        self._fd: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_fd": None}
+
+    def name(self, index: int) -> str:
+        """CLASS/FILE, as in the folder that would be extracted from this tar."""
+        return f"{self.classes[self.index.label[index]]}/{self.index.name(index)}"
+
+    def where(self, index: int) -> str:
+        """The image and its tar."""
+        return f"{self.name(index)} in {self.index.tar}"
+
+    def raw_names(self, start: int, end: int) -> list[bytes]:
+        labels = self.index.label[start:end].tolist()
+        folders = {label: os.fsencode(self.classes[label]) + b"/" for label in set(labels)}
+        files = _cut(self.index.names, self.index.name_offset[start : end + 1])
+        return [folders[label] + file for label, file in zip(labels, files, strict=True)]
+
+    def read(self, index: int) -> bytes:
+        offset, size = int(self.index.offset[index]), int(self.index.size[index])
+        where = self.where(index)
+        try:
+            if self._fd is None:  # a forked worker may share it: pread has no cursor
+                self._fd = os.open(self.index.tar, os.O_RDONLY | os.O_NONBLOCK)
+            return _read_whole(self._fd, size, offset, where)
+        except OSError as error:
+            raise explain_failed_read(error, where) from None
+
+    def check_unchanged(self) -> None:
+        """Refuses a tar that was overwritten or replaced since this process opened it.
+
+        The index says where the images of the former one were: others would be read in silence.
+        """
+        try:
+            now = _identify(self.index.tar)
+        except OSError as error:
+            raise explain_failed_read(error, str(self.index.tar)) from None
+        if now != self._first_seen:
+            changes = zip(now._fields, self._first_seen, now, strict=True)
+            told = ", ".join(f"{name} {old} -> {new}" for name, old, new in changes if old != new)
+            raise DataError(
+                f"{self.index.tar} was changed while it is trained from ({told}); put the former "
+                f"one back, or index it again: python scripts/index_tar.py {self.index.tar}"
+            )
+
+
+class _FileIdentity(NamedTuple):
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+def _identify(path: Path) -> _FileIdentity:
+    found = path.stat()
+    return _FileIdentity(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The two halves of a data set and what identifies it."""
+
+    kind: str  # folder or tar
+    path: str
+    train: Source
+    val: Source | None
+    fingerprint: str
+
+
+def open_dataset(path: Path, index_dir: Path | None, *, allow_empty: bool = False) -> Dataset:
+    """The data set at a path; an extracted folder wins over a tar beside it.
+
+    allow_empty: class folders without an image are classes too.
+    """
+    check_data(path)
+    if _is_extracted(path):
+        _check_finished(path)
+        found = [path / half for half in ("train", "val") if (path / half).is_dir()]
+        halves = [FolderSource(half, allow_empty=allow_empty) for half in found]
+        return _check_halves("folder", path, *halves)
+    tars = _find_tars(path)
+    sources = [TarSource(find_or_build_index(tar, index_dir=index_dir)) for tar in tars]
+    return _check_halves("tar", tars[0], *sources)
+
+
+def check_data(path: Path) -> None:
+    """Refuses a path at which there is neither an extracted folder nor a tar."""
+    if not path.exists():
+        raise UserError(f"no such data: {path}; name a folder with train/ and val/, or the tars")
+    if not _is_extracted(path) and not _find_tars(path):
+        raise UserError(
+            f"{path} holds neither train/ nor {TRAIN_TAR}; name the folder that has one of them"
+            + _hint_about_zip(path if path.is_dir() else path.parent)
+        )
+
+
+def needs_index(path: Path, index_dir: Path | None) -> bool:
+    """Whether a tar of the data set must be indexed; that there is no data, open_dataset says."""
+    if not path.exists() or _is_extracted(path):
+        return False
+    found = (
+        find_current(tar, index_dir=index_dir, labels=None, checksums=False)
+        for tar in _find_tars(path)
+    )
+    return any(index is None for index in found)
+
+
+def _is_extracted(path: Path) -> bool:
+    return (path / "train").is_dir()
+
+
+def _find_tars(path: Path) -> list[Path]:
+    """The tar of the training images and, where there is one, of the validation images."""
+    folder = path if path.is_dir() else path.parent
+    train = path if path.is_file() and path.name != VAL_TAR else folder / TRAIN_TAR
+    return [tar for tar in (train, folder / VAL_TAR) if tar.is_file()] if train.is_file() else []
+
+
+def _check_finished(folder: Path) -> None:
+    """Refuses a folder whose extraction was stopped: it would pass for a smaller data set."""
+    staging = find_unfinished(folder)
+    if staging is not None:
+        raise UserError(
+            f"the extraction into {folder} is not finished; run the same command again, name the "
+            f"tar to train from it, or remove {staging} to train on what is there"
+        )
+
+
+def fingerprint_of(*sources: Source | None) -> str:
+    """A hash of every name and label: the same for a tar and for the folder extracted from it."""
+    digest = hashlib.sha256()
+    for source in sources:
+        if source is None:
+            continue
+        digest.update("\0".join(source.classes).encode("utf-8", "surrogateescape"))
+        digest.update(source.labels.astype("<i8").tobytes())
+        # Checkpoints hold this value: the pieces and what is between the names must not change.
+        for start in range(0, len(source), 4096):
+            names = source.raw_names(start, min(start + 4096, len(source)))
+            digest.update(b"\0".join(names))
+    return digest.hexdigest()[:16]
+
+
+def _check_halves(kind: str, path: Path, train: Source, val: Source | None = None) -> Dataset:
+    """The data set, once the validation classes are known to be among the training classes."""
+    if val is not None and val.classes != train.records.classes:
+        known = {wnid: label for label, wnid in enumerate(train.records.classes)}
+        strange = [wnid for wnid in val.classes if wnid not in known]
+        if strange:
+            raise UserError(
+                f"{len(strange)} validation classes have no training images, e.g. {strange[0]}; "
+                "is val/ sorted into class folders?"
+            )
+        missing = sorted(known.keys() - set(val.classes), key=os.fsencode)
+        if missing:
+            text = "%d of %d training classes have no validation images, e.g. %s"
+            log.info(text, len(missing), len(known), missing[0])
+        # A validation set may lack a class; its labels must still be the training set's.
+        val.labels = np.array([known[wnid] for wnid in val.classes])[val.labels]
+    return Dataset(kind, str(path), train, val, fingerprint_of(train, val))
+
+
+def _read_whole(fd: int, size: int, offset: int, name: str) -> bytes:
+    data = os.pread(fd, size, offset)
+    while len(data) < size:  # a network filesystem may return less than was asked for
+        more = os.pread(fd, size - len(data), offset + len(data))
+        if not more:
+            raise DataError(f"{name}: the file ends after {len(data)} of {size} bytes")
+        data += more
+    return data
+
+
+def explain_failed_read(error: OSError, where: str) -> CommandError:
+    """The error of a read that failed: what the user can mend, or a disk that may answer later."""
+    lasting = describe_os_error(OSError(error.errno, error.strerror, where))
+    if lasting and error.errno != errno.EIO:  # of a network disk it says no more than a time-out
+        return UserError(lasting)
+    return PassingError(f"cannot read {where}: {error.strerror}; run the same command again")
+
+
+def _cut(blob: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> list[bytes]:
+    """The names that lie one after the other in a blob, between the bounds."""
+    data = blob[bounds[0] : bounds[-1]].tobytes()
+    ends = (bounds - bounds[0]).tolist()
+    return [data[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def _hint_about_zip(folder: Path) -> str:
+    if (folder / ZIP_NAME).exists():
+        return f"; {ZIP_NAME} must be extracted first with scripts/extract_ILSVRC_mp.py"
+    return ""

@@ -1,0 +1,267 @@
+"""Keeps run.json true while a run goes on: attempts, phases, results; rank 0 alone writes."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dataset.errors import DataError, UserError
+from train.ranks.launch import Launch
+from train.records.record import (
+    EPOCHS_FILE,
+    PHASES,
+    RUN_FILE,
+    SCHEMA,
+    Record,
+    append_line,
+    read_run,
+    write_json,
+)
+
+log = logging.getLogger("trainyard")
+
+TOUCH_S = 30.0  # a killed attempt's length is known to this
+
+
+class PhaseClock:
+    """Seconds of this rank by phase; what none claims is 'other': they sum to the total."""
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = started_s  # on the monotonic clock: when the process began
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.last_s = dict.fromkeys(PHASES, 0.0)  # of the last time in each
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begin_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.last_s[name] = time.monotonic() - begin_s
+            self.seconds[name] += self.last_s[name]
+
+    def end_startup(self) -> None:
+        """What went by until now, other phases excepted, was the start-up."""
+        self.seconds["startup"] = self.total_s - sum(self.seconds.values())
+
+    @property
+    def total_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def totals(self, communication_s: float) -> dict[str, float]:
+        """Seconds by phase; the estimate of exposed communication is taken out of compute."""
+        totals = dict(self.seconds)
+        exposed_s = min(communication_s, totals["compute"])
+        totals["compute"] -= exposed_s
+        totals["communication"] += exposed_s
+        totals["other"] = max(0.0, self.total_s - sum(totals.values()))
+        return totals
+
+
+class Recorder:
+    """run.json and epochs.jsonl of one folder over all attempts at the run.
+
+    A full disk does not stop a training: what could not be written is written with the next update.
+    """
+
+    def __init__(self, folder: Path, launch: Launch) -> None:
+        self.folder = folder
+        self._launch = launch
+        self._touched_s = 0.0
+        self._epochs: list[Record] = []  # not written yet
+        self._lock = threading.Lock()  # the thread that hears of another rank's failure writes too
+        self.run: Record = {"schema": SCHEMA, "attempts": []}
+        if (folder / RUN_FILE).exists():
+            self.run = read_run(folder)
+            check_attempts(self.run, folder)
+        for attempt in self.run["attempts"]:
+            attempt["reason"] = attempt["reason"] or "killed"
+
+    def begin(self, started_s: float, queue_s: float | None, fields: Record) -> None:
+        """A new attempt; fields are what is known of the run before it trains."""
+        if {a["ranks"] for a in self.run["attempts"][-1:]} != {self._launch.world_size}:
+            self.run["steady_images_per_s"] = None  # the speed of other ranks says nothing here
+        self.run.update(fields)
+        begin = time.time() - (time.monotonic() - started_s)
+        self.run["attempts"].append(
+            {
+                "start": begin,
+                "end": begin,
+                "seconds": 0.0,
+                "ranks": self._launch.world_size,
+                "nodes": self._launch.num_nodes,
+                "launcher": self._launch.launcher,
+                "reason": "",
+                "queue_s": queue_s,
+                "host": os.uname().nodename,
+            }
+        )
+        self.run.update(status="running", exit_code=None)
+        self._write()
+
+    def touch(self, phases: list[dict[str, float]]) -> None:
+        """Brings the attempt up to date, at most every half minute."""
+        if time.monotonic() - self._touched_s > TOUCH_S:
+            self.update(phases, {})
+
+    def update(self, phases: list[dict[str, float]], fields: Record) -> None:
+        """Writes the attempt's phases (one mapping a rank) and other fields of the run."""
+        self.run.update(fields)
+        attempt = self.run["attempts"][-1]
+        attempt["phases"] = summarise_phases(phases)
+        attempt["seconds"] = sum(p["mean_s"] for p in attempt["phases"].values())
+        attempt["end"] = attempt["start"] + attempt["seconds"]
+        self.run["wall_clock_s"] = sum(a["seconds"] for a in self.run["attempts"])
+        self.run["phases"] = add_phases([a.get("phases", {}) for a in self.run["attempts"]])
+        try:
+            self._write()
+        except OSError as error:
+            log.warning("%s not written: %s; training goes on", RUN_FILE, error.strerror)
+
+    def add_epoch(self, record: Record) -> None:
+        """Adds a line to epochs.jsonl."""
+        self._epochs.append(record)
+        try:
+            self._write_epochs()
+        except OSError as error:
+            log.warning("%s not written: %s; training goes on", EPOCHS_FILE, error.strerror)
+
+    def finish(self, status: str, exit_code: int, reason: str) -> None:
+        """The end of the attempt; what cannot be written now is an error, unless there was one."""
+        try:
+            self._write_epochs()
+        except OSError as error:
+            if status != "failed":
+                raise
+            log.warning("%s not written: %s", EPOCHS_FILE, error.strerror)
+        self.run.update(status=status, exit_code=exit_code)
+        if self.run["attempts"]:
+            self.run["attempts"][-1]["reason"] = reason
+        self._write()
+
+    def _write(self) -> None:
+        self._touched_s = time.monotonic()
+        with self._lock:
+            write_json(self.folder / RUN_FILE, self.run)
+
+    @property
+    def epochs_path(self) -> Path:
+        return self.folder / EPOCHS_FILE
+
+    def _write_epochs(self) -> None:
+        while self._epochs:
+            append_line(self.epochs_path, self._epochs[0])
+            self._epochs.pop(0)
+
+
+def record_start(folder: Path, launch: Launch, started_s: float) -> Recorder | None:
+    """The record of an attempt that ends before a run is prepared; None: it must stay as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock_folder(folder)
+    except UserError:  # another run writes it
+        return None
+    if is_recorded_as_done(folder):
+        return None
+    recorder = Recorder(folder, launch)
+    recorder.begin(started_s, None, {})
+    return recorder
+
+
+def is_recorded_as_done(folder: Path) -> bool:
+    """Whether the run of a folder has come to its end and said so."""
+    return (folder / RUN_FILE).exists() and read_run(folder).get("status") == "done"
+
+
+def check_attempts(run: Record, folder: Path) -> None:
+    """Refuses a record to which no attempt can be added, since its sums would be wrong."""
+    attempts = run.get("attempts")
+    if not isinstance(attempts, list):
+        odd = ["attempts"]
+    else:
+        odd = [f"attempts[{n}]" for n, value in enumerate(attempts) if not _is_attempt(value)]
+    if odd:
+        raise DataError(
+            f"{folder / RUN_FILE} is damaged ({odd[0]} is not what this trainer writes); restore "
+            "it, or move it away: the run goes on from its checkpoint, with a new record"
+        )
+
+
+def _is_attempt(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    phases = value.get("phases", {})
+    numbers = [value.get(name) for name in ("start", "seconds", "ranks")]
+    if not isinstance(phases, dict) or not isinstance(value.get("reason"), str):
+        return False
+    for phase in phases.values():
+        if not isinstance(phase, dict):
+            return False
+        numbers += [phase.get(key, 0.0) for key in ("mean_s", "max_s")]
+    return all(type(number) in (int, float) for number in numbers)
+
+
+def summarise_phases(ranks: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Mean and maximum over the ranks for each phase."""
+    columns = {name: [rank[name] for rank in ranks] for name in PHASES}
+    return {
+        name: {"mean_s": sum(column) / len(column), "max_s": max(column)}
+        for name, column in columns.items()
+    }
+
+
+def add_phases(attempts: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """The phases of a run: the sums over its attempts."""
+    return {
+        name: {
+            key: sum(attempt.get(name, {}).get(key, 0.0) for attempt in attempts)
+            for key in ("mean_s", "max_s")
+        }
+        for name in PHASES
+    }
+
+
+def process_start_s() -> float:
+    """When this process began, on the monotonic clock: imports belong to the start-up."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.monotonic() - (boot_s - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.monotonic()
+
+
+def current_commit() -> str | None:
+    """The commit of this checkout, with '-dirty' where files differ; None outside of git."""
+    root = Path(__file__).resolve().parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None
+
+
+def lock_folder(folder: Path) -> int | None:
+    """Holds the folder until this process ends; two runs in one would overwrite each other.
+
+    It is a lock of the process (lockf): one of the file (flock) would live on in the loader's
+    workers for some seconds after a kill, and keep the next start out.
+    """
+    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # POSIX allows either
+        os.close(fd)
+        raise UserError(f"another run writes to {folder}; wait or choose --output") from None
+    except OSError:  # a filesystem without locks
+        os.close(fd)
+        return None
+    return fd
