@@ -1,8 +1,10 @@
 # Targets are idempotent and quick when nothing changed. `make help` lists them.
 SHELL := /bin/bash
 PYTHON ?= python3
+# Elsewhere (make setup VENV=/scratch/me/trainyard) .venv becomes a link to it, so that later commands need no VENV.
 VENV := .venv
-PY := $(VENV)/bin/python
+PY := .venv/bin/python
+KERNEL := train/data/jpeg_crop# .built is newer than .c, unless an update of the code brought another .c
 ARCH ?= resnet18
 .DEFAULT_GOAL := help
 # Tests that need a real service; the rest is the quick part.
@@ -10,31 +12,30 @@ CLUSTER := slurm or condor or osdf or mpi
 # Tests on simulated GPUs (tests/gpu_sim), on a real one where it is.
 GPU := gpu or gpusim
 # A test that fails is tried once more: one busy moment must not refuse a change. Each such test is listed at
-# the end as RERUN, and is a bug to mend; RERUNS=0 shows it at once.
+# the end as RERUN, and is a bug to fix; RERUNS=0 shows it at once.
 RERUNS ?= 1
 # Debian packages that tests use beside those that each service installs for itself.
-APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc g++ libc6-dev libjpeg62-turbo-dev iproute2
+APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc g++ libc6-dev libjpeg62-turbo-dev iproute2 git
 .PHONY: help setup system demo test test-unit test-gpu test-cluster test-oldest lint format bench plugin soak cluster-up cluster-down clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: $(VENV)/.done ## the .venv with the pinned packages (5.7 GB, about 3 minutes)
+setup: .venv/.done ## the .venv with the pinned packages (6 GB, about 3 minutes; docs/install.md)
+	@[[ "$(VENV)" -ef .venv ]] || scripts/setup.sh "$(VENV)" "$(PYTHON)"
+	@[[ ! $(KERNEL).c -nt $(KERNEL).built ]] || { $(PY) -m train.data.jpeg && touch $(KERNEL).built; }
 
-$(VENV)/.done: requirements.txt requirements-dev.txt
-	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	$(PY) -m train.data.jpeg
-	touch $@
+.venv/.done: requirements.txt requirements-dev.txt
+	@scripts/setup.sh "$(VENV)" "$(PYTHON)"
 
 lint: setup ## ruff (lint and format) and mypy --strict
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
 
 format: setup ## lets ruff rewrite what it can
-	$(VENV)/bin/ruff check --fix .
-	$(VENV)/bin/ruff format .
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
 
 system: setup ## Debian packages for the tests (root and apt; without them the tests say what they leave out)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -69,11 +70,12 @@ soak: setup system ## the long repetitions: hundreds of kills, 100 bad weeks (an
 demo: setup ## a fake ImageNet, a study on 1 and 2 processes, its table and report.html (4 minutes; ARCH=resnet50)
 	@PYTHON=$(PY) ARCH=$(ARCH) scripts/demo.sh
 
-# One file per question; each prints its ratios against peers of the same run. Quietest on an idle machine.
+# One file per question; each prints its ratios against peers of the same run. Quietest on an idle machine. The
+# records go to run_results/benchmarks/local, which git ignores; SAVE=1 writes the committed ones, which the docs show.
 BENCHMARKS := loader loader_latency step ddp epoch_overhead time_to_first_step startup_exchange memory extract index fetch placement large_batch
-bench: setup system ## every benchmark, as tables of ratios (an hour; BENCHMARKS="loader extract" for some)
+bench: setup system ## every benchmark, as tables of ratios (an hour; BENCHMARKS="loader extract" for some; SAVE=1)
 	@for name in $(BENCHMARKS); do \
-	  printf '\n== benchmarks/%s.py\n' $$name; $(PY) benchmarks/$$name.py || exit 1; done
+	  printf '\n== benchmarks/%s.py\n' $$name; $(PY) benchmarks/$$name.py $(if $(SAVE),--save) || exit 1; done
 
 plugin: condor/osdf_plugin ## the HTCondor transfer plugin, one file
 condor/osdf_plugin: condor/osdf_plugin.py scripts/build_plugin.py $(wildcard dataset/*.py dataset/*/*.py)
@@ -86,5 +88,5 @@ cluster-down: setup ## stops them; nothing is left (asks before it deletes your 
 	@$(PY) -m tests.cluster down $(if $(FORCE),--force)
 
 clean: ## removes what make made here, the records of runs excepted
-	rm -rf $(VENV) .venv-oldest train/data/*.so train/data/libjpeg-*.so* demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-oldest $(KERNEL).built train/data/*.so train/data/libjpeg-*.so* demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

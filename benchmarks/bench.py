@@ -1,4 +1,4 @@
-"""What the benchmarks of the trainer share: data, interleaved rounds, medians, a table, a JSON."""
+"""What the benchmarks share: their flags, data, interleaved rounds, ratios, tables, the record."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.load import Load
-from train.records.recorder import current_commit
 
 T = TypeVar("T")
 Table = tuple[str, list[str], list[list[str]]]  # title, header, rows
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "run_results" / "benchmarks"
+RESULTS = ROOT / "run_results" / "benchmarks"  # the committed records, which the docs show
+LOCAL = RESULTS / "local"  # records of this checkout alone; git ignores them
+FACTS = ("command", "commit", "date", "machine", "rounds")  # in every record
+PAIRED = """\
+Times and rates are medians over the rounds. A ratio is the median of the ratios of the single
+rounds, so it can differ from the ratio of the medians; "tie" means that it is above 1 in some
+rounds and below 1 in others."""
+OF_MEDIANS = "A ratio is that of the two medians shown."
 CACHE = ROOT / ".cache" / "benchmarks"
 MAX_FOREIGN, MAX_TRIES, QUIET_S = 0.2, 3, 2.0
 
@@ -57,16 +63,51 @@ def median(values: list[float]) -> float:
     return statistics.median(values)
 
 
+def round_ratios(above: list[float], below: list[float]) -> list[float]:
+    """above / below of each round: neighbours in time are compared."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
 def median_ratio(above: list[float], below: list[float]) -> float:
-    """The median over the rounds of above / below: neighbours in time are compared."""
-    return median([a / b for a, b in zip(above, below, strict=True)])
+    """The median over the rounds of above / below."""
+    return median(round_ratios(above, below))
 
 
-def make_parser(text: str | None) -> argparse.ArgumentParser:
+def is_tie(ratios: list[float]) -> bool:
+    """Whether the rounds disagree on which of the two is larger."""
+    return min(ratios) < 1 < max(ratios)
+
+
+def describe_ratio(above: list[float], below: list[float]) -> str:
+    """The median of the rounds' ratios, and whether it is a tie."""
+    ratios = round_ratios(above, below)
+    return f"{median(ratios):.2f}x" + (" (tie)" if is_tie(ratios) else "")
+
+
+def make_parser(text: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
     """The parser of a benchmark: its help is the text at the top of its file, example included."""
-    return argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--save", action="store_true", help="write the committed record, run_results/benchmarks/"
+    )
+    where.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write the record there (default run_results/benchmarks/local, ignored by git)",
+    )
+    return parser
+
+
+def record_folder(args: argparse.Namespace) -> Path:
+    """Where the flags want the record."""
+    folder: Path = args.out or (RESULTS if args.save else LOCAL)
+    return folder
 
 
 def make_data(classes: int, train_per_class: int, val_per_class: int, size: str) -> Path:
@@ -99,15 +140,74 @@ def format_table(title: str, header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def write_result(name: str, result: dict[str, Any]) -> Path:
-    """The result as JSON, with the command, the commit, the date and the machine."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "processor": _processor()}
-    source = {"command": command, "commit": current_commit(), "date": time.strftime("%Y-%m-%d")}
-    path.write_text(json.dumps(result | {"machine": machine} | source, indent=1) + "\n")
+def report(
+    name: str,
+    result: dict[str, Any],
+    tables: Callable[[dict[str, Any]], list[Table]],
+    args: argparse.Namespace,
+) -> int:
+    """Prints the tables of a result and writes its record; returns the exit code."""
+    for table in tables(result):
+        print_table(*table)
+    print("\nwritten to", write_result(name, result, args))
+    return 0
+
+
+def write_result(name: str, result: dict[str, Any], args: argparse.Namespace) -> Path:
+    """The path of the record: the result as JSON with FACTS."""
+    folder = record_folder(args)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    record = result | make_facts()
+    missing = [fact for fact in FACTS if record.get(fact) is None]
+    assert not (args.save and missing), f"{name}: no {missing}"
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(path)
     return path
+
+
+def make_facts() -> dict[str, Any]:
+    """The command, the commit, the date and the machine."""
+    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "processor": _processor()}
+    date = time.strftime("%Y-%m-%d")
+    return {"command": _command(), "commit": find_commit(), "date": date, "machine": machine}
+
+
+def describe_source(result: dict[str, Any]) -> str:
+    """Where, when and how a record was made."""
+    machine = result["machine"]
+    where = f"Measured on {machine['cpus']} cores of {machine['processor']}"
+    if "commit" not in result:  # a record of before
+        return f"{where}, before records named their commit."
+    when = f"{where} on {result['date']} at commit {result['commit']} with"
+    return f"{when}\n`{result['command']}`."
+
+
+def _command() -> str:
+    spec = sys.modules["__main__"].__spec__
+    if spec is not None:
+        return shlex.join(["python", "-m", spec.name, *sys.argv[1:]])
+    return shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])
+
+
+def find_commit(root: Path = ROOT) -> str | None:
+    """The commit of the code that runs, "-dirty" where tracked files differ; None without git.
+
+    Records and docs do not count: a batch of benchmarks writes its records one after the other.
+    """
+    commit = _ask_git(root, "rev-parse", "--short=12", "HEAD")
+    not_code = (":(exclude)run_results", ":(exclude)docs")
+    changed = _ask_git(root, "status", "--porcelain", "-uno", "--", ".", *not_code)
+    return f"{commit}-dirty" if commit and changed else commit
+
+
+def _ask_git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _processor() -> str:

@@ -1,4 +1,7 @@
-"""Is our extractor faster than every other way, and how far is it from what the disk can do?"""
+"""Is our extractor faster than every other way, and how far is it from what the disk can do?
+
+python benchmarks/extract.py --rounds 5
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.bench import CACHE, ROOT, make_data, median, write_result
+from benchmarks.bench import CACHE, make_data, make_parser, median, write_result
 from benchmarks.extract_doc import extract_tables
 from benchmarks.extract_peers import Cost, cases, measure
 from dataset.archive.tar_images import list_tar
@@ -28,7 +31,7 @@ _SETTLE_S = 0.5  # the kernel frees the memory of the files before
 
 
 def main() -> int:
-    args = _parser().parse_args()
+    args = _parse_args()
     tar = make_data(args.classes, args.per_class, 1, "500x375") / "ILSVRC2012_img_train.tar"
     result: dict[str, Any] = {"rounds": args.rounds} | _facts(tar)
     result["tmpfs"] = {"cases": _measure(tar, args.tmpfs, args.rounds)}
@@ -39,8 +42,7 @@ def main() -> int:
             result["dirty"] = describe_dirty_limit()
             result["ext4"] = {"cases": _measure(tar, ext4 or args.disk, args.rounds)}
     print(extract_tables(result))
-    if args.save:
-        print(f"\n{write_result('extract', result).relative_to(ROOT)}", file=sys.stderr)
+    print("\nwritten to", write_result("extract", result, args))
     return 0
 
 
@@ -133,13 +135,10 @@ def _measure(tar: Path, folder: Path, rounds: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog="example: python benchmarks/extract.py --rounds 5"
-    )
+def _parse_args() -> argparse.Namespace:
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--classes", type=int, default=40, help="default 40")
     parser.add_argument("--per-class", type=int, default=100, help="train images, default 100")
-    parser.add_argument("--rounds", type=int, default=5, help="default 5")
     parser.add_argument(
         "--dirty-ratio",
         type=int,
@@ -147,7 +146,6 @@ def _parser() -> argparse.ArgumentParser:
         help="on ext4: vm.dirty_ratio meanwhile (root), where the machine's own is so low that the "
         "disk is measured; Linux comes with 20",
     )
-    parser.add_argument("--save", action="store_true", help="write run_results/benchmarks/")
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="default /dev/shm")
     parser.add_argument(
         "--disk",
@@ -155,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         default=CACHE,
         help="without root: a folder on ext4, default .cache/benchmarks",
     )
-    return parser
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

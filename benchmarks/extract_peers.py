@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dataset.archive.tar_images import list_tar
 from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.listing import Listing
+from dataset.archive.tar_images import list_tar
 
 ROOT = Path(__file__).resolve().parents[1]
+OURS, OUR_COMMAND = "ours, 2 threads", "ours, as a command"
+LIMIT = "limit: from memory, 2 processes"
+# As in the Kempner Institute's scalable-vision-workflows.
+KEMPNER = "ThreadPool of tarfile, 8 threads (the Kempner extractor)"
 Run = Callable[[], None]
 Case = Callable[[Path, Path], Run]  # (train tar, fresh folder) -> what is timed
 
@@ -90,8 +94,8 @@ def xargs(program: str, tar: Path, out: Path) -> Run:
     return partial(_shell, f"{line} | xargs -P2 -I@ sh -c {shlex.quote(unpack)} sh @", out)
 
 
-def seed(num_threads: int, tar: Path, out: Path) -> Run:
-    """The seed's way: the outer tar to disk, then threads of tarfile.extractall."""
+def thread_pool(num_threads: int, tar: Path, out: Path) -> Run:
+    """The Kempner extractor's way: the outer tar to disk, then threads of tarfile.extractall."""
     return partial(_pool, ThreadPoolExecutor(num_threads), tar, out)
 
 
@@ -189,13 +193,13 @@ def _check(is_right: object) -> None:
 def cases() -> dict[str, Case]:
     """All cases in the order of the table."""
     found: dict[str, Case] = {
-        "ours, 2 threads": ours,
-        "ours, as a command": our_command,
-        "limit: from memory, 2 processes": limit,
+        OURS: ours,
+        OUR_COMMAND: our_command,
+        LIMIT: limit,
         "xargs -P2 tar": partial(xargs, "tar"),
         "scripts/extract_ILSVRC.sh": shell,
-        "ThreadPool of tarfile, 8 threads (the seed's command)": partial(seed, 8),
-        "ThreadPool of tarfile, 2 threads": partial(seed, 2),
+        KEMPNER: partial(thread_pool, 8),
+        "ThreadPool of tarfile, 2 threads": partial(thread_pool, 2),
         "ProcessPool of tarfile": process_pool,
         "torchvision parse_train_archive": torchvision,
     }

@@ -1,10 +1,15 @@
-"""Is fetch faster than curl and pelicanfs, and what does a stalling cache cost?"""
+"""Is fetch faster than curl and pelicanfs, and what does a stalling cache cost?
+
+    python benchmarks/fetch.py --rounds 5 --wan-rounds 3
+
+All clients run one after the other in each round. Over the emulated WAN curl is measured in every
+round too, with and without the stall; it takes most of the time.
+"""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import logging
 import shutil
 import sys
@@ -17,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.bench import RESULTS, measure_undisturbed
+from benchmarks.bench import make_parser, measure_undisturbed, write_result
 from benchmarks.fetch_table import Row, Run, add, format_table, make_row, measure, slowdown
 from dataset.checksum import compute
 from dataset.errors import UserError, run_command
@@ -68,30 +73,26 @@ def main() -> int:
     work.mkdir(parents=True)
     try:
         rows = Bench(service, work, args.megabytes * 10**6, args.wan_megabytes * 10**6).run(
-            args.rounds
+            args.rounds, args.wan_rounds
         )
     finally:
         shutil.rmtree(work, ignore_errors=True)
         if not was_up:
             service.down()
     print(format_table(rows))
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    result = {"rounds": args.rounds, "wan_rounds": args.wan_rounds}
+    result |= {"rows": [asdict(row) for row in rows]}
+    print("\nwritten to", write_result("fetch", result, args))
     return 0
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog="example: python benchmarks/fetch.py --rounds 5",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__, rounds=5)
     add = parser.add_argument
-    add("--rounds", type=int, default=5, help="of the loopback comparison, interleaved (5)")
+    add("--wan-rounds", type=int, default=3, help="over the emulated WAN (3)")
     add("--megabytes", type=int, default=1500, help="size of the object on loopback (1500)")
     add("--wan-megabytes", type=int, default=1000, help="size over the emulated WAN (1000)")
     add("--tmpfs", type=Path, default=Path("/dev/shm"), help="where the files go (/dev/shm)")
-    add("--json", type=Path, default=RESULTS / "fetch.json", help="the rows go there, too")
     return parser.parse_args()
 
 
@@ -127,9 +128,9 @@ class Bench:
             )
         return path, md5.hexdigest(), index
 
-    def run(self, rounds: int) -> list[Row]:
+    def run(self, rounds: int, wan_rounds: int) -> list[Row]:
         rows = self.compare_on_loopback(rounds)
-        rows += self.compare_on_wan(rounds)
+        rows += self.compare_on_wan(wan_rounds)
         self.service.remove(self.path)
         self.service.remove(self.wan_path)
         return rows
@@ -153,7 +154,7 @@ class Bench:
                 runs[name].append(measure_undisturbed(client, self.servers))
                 log.info("round %d, %s: %.2f s", number + 1, name, runs[name][-1].seconds)
         gb = self.num_bytes / 1e9
-        loopback = f"{gb:.1f} GB on loopback"
+        loopback = f"ours, {gb:.1f} GB on loopback"
         return [
             make_row(loopback, "curl", runs["curl"], runs["ours, block checksums"], ">= 1.2", gb),
             make_row(
@@ -188,41 +189,35 @@ class Bench:
         urls = [cache + self.wan_path for cache in service.CACHE_HTTP_URLS]
         for url in urls:
             self.curl(url)
+        index = ("--index", str(self.wan_index))
+        stall = service.Fault("stall", server="cache1", path=self.wan_path, after_share=0.3)
         clean: list[Run] = []
         stalled: list[Run] = []
-        stall = service.Fault("stall", server="cache1", path=self.wan_path, after_share=0.3)
+        curl: list[Run] = []
+        retry: list[Run] = []
         with service.wan(path=self.wan_path):
-            curl = self.curl(urls[0])
-            log.info("WAN: curl %.1f s", curl.seconds)
-            for _ in range(rounds):
-                clean.append(self.ours("--index", str(self.wan_index), wan=True))
+            for number in range(rounds):
+                curl.append(self.curl(urls[0]))
+                clean.append(self.ours(*index, wan=True))
                 with service.faults(stall):
-                    stalled.append(self.ours("--index", str(self.wan_index), wan=True))
-                log.info("WAN: ours %.1f, stalling %.1f s", clean[-1].seconds, stalled[-1].seconds)
-            with service.faults(stall):
-                retry = add(self.curl(urls[0], *RETRY_SPEED, fails=True), self.curl(urls[1]))
-            log.info("WAN, cache1 stalls: curl and a retry of the whole %.1f s", retry.seconds)
+                    stalled.append(self.ours(*index, wan=True))
+                    failed = self.curl(urls[0], *RETRY_SPEED, fails=True)
+                    retry.append(add(failed, self.curl(urls[1])))
+                seconds = [runs[-1].seconds for runs in (curl, clean, stalled, retry)]
+                log.info(
+                    "WAN, round %d: curl %.1f, ours %.1f; stall: %.1f, curl %.1f s",
+                    number + 1,
+                    *seconds[:3],
+                    seconds[3],
+                )
         wan = f"{gb:.1f} GB over a WAN"
-        bad = "one of two caches stalls after 30 % of each answer"
+        bad = f"{wan}, one of two caches stalls after 30 % of each answer"
+        bad_curl = f"curl, which starts again on the other cache, {bad}"
         return [
-            make_row(wan, "curl, one stream", [curl] * rounds, clean, ">= 3", gb),
-            slowdown(f"{wan}, {bad}", "our clean time", clean, stalled, "<= 1.3", gb),
-            slowdown(
-                f"{wan}, {bad}, curl retries the whole",
-                "our clean time",
-                clean,
-                [retry] * rounds,
-                "> 3",
-                gb,
-            ),
-            slowdown(
-                f"{wan}, {bad}, curl retries the whole",
-                "curl's clean time",
-                [curl],
-                [retry],
-                "",
-                gb,
-            ),
+            make_row(f"ours, {wan}", "curl, one stream", curl, clean, ">= 3", gb),
+            slowdown(f"ours, {bad}", "our clean time", clean, stalled, "<= 1.3", gb),
+            slowdown(bad_curl, "our clean time", clean, retry, "> 3", gb),
+            slowdown(bad_curl, "curl's clean time", curl, retry, "", gb),
         ]
 
     def curl(self, url: str, *flags: str, then_md5: bool = False, fails: bool = False) -> Run:

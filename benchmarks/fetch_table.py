@@ -1,4 +1,4 @@
-"""Measured commands and the table of ratios of benchmarks/fetch.py."""
+"""Measured commands, and the rows of ratios of benchmarks/fetch.py in docs/fetch.md."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from benchmarks.bench import is_tie, round_ratios
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: ours against a peer in the same rounds."""
+    """One line of the table: a client against a peer in the same rounds."""
 
-    question: str
+    client: str  # and what it was asked to do
     peer: str
     peer_s: float
-    ours_s: float
+    seconds: float
+    ratio_of: str  # speed, or time
     ratio: float
-    wanted: str
+    is_tie: bool
+    target: str
     peer_cpu_s_per_gb: float
-    ours_cpu_s_per_gb: float
-    ours_peak_mb: float
+    cpu_s_per_gb: float
+    peak_mb: float
 
 
 def measure(
@@ -67,40 +71,47 @@ def add(first: Run, second: Run) -> Run:
 
 
 def make_row(
-    question: str, peer: str, theirs: list[Run], ours: list[Run], wanted: str, gb: float
+    client: str, peer: str, theirs: list[Run], ours: list[Run], target: str, gb: float
 ) -> Row:
     """The median over the rounds of how many times faster ours was."""
-    ratios = [theirs[n].seconds / ours[n].seconds for n in range(len(ours))]
-    return _row(question, peer, theirs, ours, statistics.median(ratios), wanted, gb)
+    ratios = _ratios(theirs, ours)
+    return _row(client, peer, theirs, ours, "speed", ratios, target, gb)
 
 
 def slowdown(
-    question: str, against: str, clean: list[Run], faulty: list[Run], wanted: str, gb: float
+    client: str, against: str, clean: list[Run], faulty: list[Run], target: str, gb: float
 ) -> Row:
     """How many times longer it took with the fault than without."""
-    ratios = [faulty[n].seconds / clean[n].seconds for n in range(len(clean))]
-    return _row(question, against, clean, faulty, statistics.median(ratios), wanted, gb)
+    ratios = _ratios(faulty, clean)
+    return _row(client, against, clean, faulty, "time", ratios, target, gb)
+
+
+def _ratios(above: list[Run], below: list[Run]) -> list[float]:
+    return round_ratios([run.seconds for run in above], [run.seconds for run in below])
 
 
 def _row(
-    question: str,
+    client: str,
     peer: str,
     theirs: list[Run],
     ours: list[Run],
-    ratio: float,
-    wanted: str,
+    ratio_of: str,
+    ratios: list[float],
+    target: str,
     gb: float,
 ) -> Row:
     def median(runs: list[Run], name: str) -> float:
         return round(statistics.median(getattr(run, name) for run in runs), 3)
 
     return Row(
-        question,
+        client,
         peer,
         median(theirs, "seconds"),
         median(ours, "seconds"),
-        round(ratio, 2),
-        wanted,
+        ratio_of,
+        round(statistics.median(ratios), 2),
+        is_tie(ratios),
+        target,
         round(median(theirs, "cpu_s") / gb, 2),
         round(median(ours, "cpu_s") / gb, 2),
         median(ours, "peak_mb"),
@@ -110,13 +121,15 @@ def _row(
 def format_table(rows: Sequence[Row]) -> str:
     """The table of docs/fetch.md."""
     lines = [
-        "| question | against | its s | our s | ratio | wanted | its CPU s/GB | ours | our MB |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| client | against | its s | s | ratio of | ratio | target | its CPU s/GB "
+        "| CPU s/GB | MB |",
+        "|---|---|--:|--:|---|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
+        ratio = f"{row.ratio:.2f}x" + (" (tie)" if row.is_tie else "")
         lines.append(
-            f"| {row.question} | {row.peer} | {row.peer_s:.2f} | {row.ours_s:.2f} "
-            f"| {row.ratio:.2f} | {row.wanted} | {row.peer_cpu_s_per_gb:.2f} "
-            f"| {row.ours_cpu_s_per_gb:.2f} | {row.ours_peak_mb:.0f} |"
+            f"| {row.client} | {row.peer} | {row.peer_s:.2f} | {row.seconds:.2f} "
+            f"| {row.ratio_of} | {ratio} | {row.target} | {row.peer_cpu_s_per_gb:.2f} "
+            f"| {row.cpu_s_per_gb:.2f} | {row.peak_mb:.0f} |"
         )
     return "\n".join(lines)

@@ -1,4 +1,7 @@
-"""What does an index of a tar cost, warm and cold, and are reads through it as fast as files?"""
+"""What does an index of a tar cost, warm and cold, and are reads through it as fast as files?
+
+python benchmarks/index.py --rounds 5
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.bench import (
     CACHE,
-    ROOT,
     interleave,
     make_data,
+    make_parser,
     median,
     write_result,
 )
 from benchmarks.extract_doc import index_tables
-from dataset.errors import run_command
 from dataset.archive.index import build_index
 from dataset.archive.index_file import TarIndex
+from dataset.errors import run_command
 
 MEAN_IMAGE = 110_000
 NUM_CLASSES, PER_CLASS = 1000, 1281
@@ -36,7 +39,7 @@ TRAIN = "ILSVRC2012_img_train.tar"
 
 
 def main() -> int:
-    args = _parser().parse_args()
+    args = _parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
     result = {
         "rounds": args.rounds,
@@ -44,8 +47,7 @@ def main() -> int:
         "real_bytes": _real_bytes(args.rounds),
     }
     print(index_tables(result))
-    if args.save:
-        print(f"\n{write_result('index', result).relative_to(ROOT)}", file=sys.stderr)
+    print("\nwritten to", write_result("index", result, args))
     return 0
 
 
@@ -155,7 +157,7 @@ def _real_bytes(rounds: int) -> dict[str, Any]:
         "random reads of files": lambda: read_files(paths, index.size[order].tolist()),
     }
     values = interleave(cases, rounds)
-    micro = {name: 1e6 * median(runs) / len(index) for name, runs in values.items()}
+    micro = {name: [1e6 * run / len(index) for run in runs] for name, runs in values.items()}
     return {"images": len(index), "us_per_image": micro}
 
 
@@ -199,19 +201,15 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start_s
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog="example: python benchmarks/index.py --rounds 5"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="default 5")
+def _parse_args() -> argparse.Namespace:
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument(
         "--classes", type=int, default=NUM_CLASSES, help="of 1281 images, default 1000"
     )
     parser.add_argument(
         "--tmpfs", type=Path, default=Path("/dev/shm"), help="5 GB of it for a while; /dev/shm"
     )
-    parser.add_argument("--save", action="store_true", help="write run_results/benchmarks/")
-    return parser
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

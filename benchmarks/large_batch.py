@@ -1,10 +1,15 @@
-"""Does accuracy survive the large batch? The small batch's recipe scaled up, against ours."""
+"""Does accuracy survive the large batch? The small batch's recipe scaled up, against ours.
+
+    python benchmarks/large_batch.py --fresh  (more than half an hour on two cores)
+
+Runs on record are not trained again; large_batch.json names the commit of each that is trained.
+"""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
+import json
 import logging
 import math
 import statistics
@@ -24,6 +29,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
+from benchmarks.bench import RESULTS, find_commit, make_parser, record_folder, write_result
 from benchmarks.large_batch_report import Rows, draw_curves, make_table, read_rows, write_rows
 from dataset.errors import UserError, run_command
 from dataset.fake.picture import draw_picture
@@ -31,7 +37,6 @@ from train.optim import make_optimizer, set_lr, zero_init_last_gamma
 from train.recipe import Recipe, lr_at, resolve_recipe
 
 log = logging.getLogger("trainyard")
-OUTPUT = Path(__file__).resolve().parents[1] / "run_results" / "benchmarks"
 SEEDS = (0, 1, 2)
 STORED_PX, IMAGE_PX = 36, 32  # windows of 32 pixels are taken from stored images of 36
 
@@ -245,15 +250,17 @@ def run_all(
         yield from (job.result() for job in as_completed(jobs))
 
 
-def train_missing(task: Task, path: Path, limit: int | None, num_jobs: int) -> None:
-    """Trains the runs that the file lacks, at most `limit`, and adds each when it ends."""
+def train_missing(
+    task: Task, known: Rows, path: Path, limit: int | None, num_jobs: int
+) -> Iterator[str]:
+    """Trains the runs that are not known, at most `limit`; the name of each when it is written."""
     plans = make_plans(task)
-    kept = [r for r in read_rows(path) if r["plan"] in plans]
+    kept = [r for r in known if r["plan"] in plans]
     kept = [r for r in kept if r["task"] == fingerprint(task, plans[r["plan"]])]
     have = {(r["plan"], int(r["seed"])) for r in kept}
     missing = [(p, s) for s in SEEDS for p in plans.values() if (p.name, s) not in have]
     missing.sort(key=lambda run: run[0].times > 16)  # first what a figure is asked of
-    log.info("%d runs on record in %s, %d to train", len(have), path, len(missing))
+    log.info("%d runs on record, %d to train", len(have), len(missing))
     if not missing[:limit]:
         return
     train, val = task.train_per_class, task.val_per_class
@@ -261,16 +268,13 @@ def train_missing(task: Task, path: Path, limit: int | None, num_jobs: int) -> N
     for rows in run_all(task, data, missing[:limit], num_jobs):
         kept += rows
         write_rows(path, kept)
-        last = rows[-1]
-        log.info("%s, seed %s: %s %%", last["plan"], last["seed"], last["acc1_pct"])
+        name = f"{rows[-1]['plan']}, seed {rows[-1]['seed']}"
+        log.info("%s: %s %%", name, rows[-1]["acc1_pct"])
+        yield name
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog="example: python benchmarks/large_batch.py --fresh  (half an hour on two cores)",
-    )
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="where CSV and PNG are")
+    parser = make_parser(__doc__)
     parser.add_argument("--fresh", action="store_true", help="forget the runs on record")
     parser.add_argument("--limit", type=int, help="train at most so many runs now")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a core each")
@@ -278,16 +282,19 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if args.jobs < 1 or (args.limit is not None and args.limit < 0):
         raise UserError(f"--jobs {args.jobs} --limit {args.limit}: give 1 or more jobs, no minus")
-    args.output.mkdir(parents=True, exist_ok=True)
-    path = args.output / "large_batch.csv"
-    if args.fresh:
-        path.unlink(missing_ok=True)
-    task = Task()
-    train_missing(task, path, args.limit, args.jobs)
-    rows = read_rows(path)
-    if rows:
+    folder, task = record_folder(args), Task()
+    folder.mkdir(parents=True, exist_ok=True)
+    path, facts = folder / "large_batch.csv", folder / "large_batch.json"
+    known = [] if args.fresh else read_rows(path)
+    if not known and not args.fresh and (known := read_rows(RESULTS / path.name)):
+        log.info("runs of the committed record are shown, not measured; --fresh trains all (hours)")
+    commits = json.loads(facts.read_text())["commits"] if known and facts.exists() else {}
+    for name in train_missing(task, known, path, args.limit, args.jobs):
+        commits[name] = find_commit()
+        write_result("large_batch", {"rounds": len(SEEDS), "commits": commits}, args)
+    if rows := read_rows(path) or known:
         print(make_table(rows))
-        draw_curves(rows, task.passes, args.output / "large_batch.png")
+        draw_curves(rows, task.passes, folder / "large_batch.png")
     return 0
 
 

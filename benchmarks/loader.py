@@ -30,22 +30,21 @@ from torchvision.transforms import v2
 
 from benchmarks.bench import (
     Table,
+    describe_ratio,
     interleave,
     make_data,
     make_parser,
     median,
-    median_ratio,
-    print_table,
-    write_result,
+    report,
 )
 from benchmarks.reference import make_loader, pil_steps
 from dataset.errors import run_command
 from train.data.batches import Images, Item
 from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder
-from train.device import keep_freed_memory
 from train.data.loader import load_batches
 from train.data.sampler import BatchPlan, sample_uniforms
 from train.data.sources import Dataset, open_dataset
+from train.device import keep_freed_memory
 from train.step import Placement
 
 BATCH, SIZE, WORKERS = 64, 224, 2
@@ -54,15 +53,14 @@ OURS_PIL = "ours without the kernel: Pillow, uint8"
 OURS_FLOAT, OURS = "ours: kernel, float on the CPU", "ours: kernel, uint8"
 OTHER_PIL = "ours without the kernel: Pillow in threads, uint8"
 OTHER = "ours: kernel in worker processes, uint8"
-WANTED = {OURS_PIL: 1.25, OURS_FLOAT: 1.6, OURS: 2.0}
+TARGETS = {OURS_PIL: 1.25, OURS_FLOAT: 1.6, OURS: 2.0}
 MIN_PSNR_DB, MAX_BIAS = 50, 0.05
 PLACEMENT = Placement(torch.device("cpu"), "fp32", channels_last=True)
 Loader = Callable[[], Iterable[Any]]
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--images-per-class", type=int, default=160, help="of 8 classes")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -73,10 +71,7 @@ def main() -> int:
     for split in ("train", "val"):
         cases = {name: rate(loader) for name, loader in make_loaders(folder, data, split).items()}
         result[split] = interleave(cases, args.rounds)
-    for table in tables(result):
-        print_table(*table)
-    print("\nwritten to", write_result("loader", result))
-    return 0
+    return report("loader", result, tables, args)
 
 
 def make_loaders(folder: Path, data: Dataset, split: str) -> dict[str, Loader]:
@@ -212,17 +207,17 @@ def tables(result: dict[str, Any]) -> list[Table]:
         ["worst mean bias, levels", f"{pixels['worst_mean_bias']:.4f}", f"below {MAX_BIAS}"],
     ]
     title = "Pixels of the kernel against Pillow's crop and resize, 200 images"
-    return [*found, (title, ["what", "found", "wanted"], rows)]
+    return [*found, (title, ["what", "found", "target"], rows)]
 
 
 def _split_table(split: str, rates: dict[str, list[float]], rounds: int) -> Table:
     rows = []
     for name, values in rates.items():
-        ratio = median_ratio(values, rates[REFERENCE])
-        wanted = f"at least {WANTED[name]}x" if split == "train" and name in WANTED else ""
-        rows.append([name, f"{median(values):.0f}", f"{ratio:.2f}x", wanted])
+        ratio = describe_ratio(values, rates[REFERENCE]) if name != REFERENCE else ""
+        target = f"at least {TARGETS[name]}x" if split == "train" and name in TARGETS else ""
+        rows.append([name, f"{median(values):.0f}", ratio, target])
     title = f"{split}: {WORKERS} cores, batches of {BATCH}, median of {rounds} rounds"
-    return title, ["loader", "images/s", "against the first", "wanted"], rows
+    return title, ["loader", "images/s", "against the first", "target"], rows
 
 
 if __name__ == "__main__":

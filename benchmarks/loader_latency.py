@@ -24,13 +24,12 @@ import torch
 
 from benchmarks.bench import (
     Table,
+    describe_ratio,
     interleave,
     make_data,
     make_parser,
     median,
-    median_ratio,
-    print_table,
-    write_result,
+    report,
 )
 from benchmarks.loader import BATCH, WORKERS, load_ours, rate
 from dataset.errors import run_command
@@ -39,7 +38,7 @@ from train.data.sources import Dataset, Source, open_dataset
 
 DELAYS_MS = (0, 5, 10)
 PEER, OURS = "a thread for each core", "ours"
-WANTED = {0: 0.95, 5: 2.0, 10: 2.0}
+TARGETS = {0: 0.95, 5: 2.0, 10: 2.0}
 
 
 class SlowSource:
@@ -61,8 +60,7 @@ class SlowSource:
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = make_parser(__doc__, rounds=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
     folder = make_data(8, 160, 80, "500x375")
@@ -73,10 +71,7 @@ def main() -> int:
         for name, case in make_cases(data, delay_ms).items()
     }
     result = {"rounds": args.rounds, "images_per_s": interleave(cases, args.rounds)}
-    for table in tables(result):
-        print_table(*table)
-    print("\nwritten to", write_result("loader_latency", result))
-    return 0
+    return report("loader_latency", result, tables, args)
 
 
 def make_cases(data: Dataset, delay_ms: int) -> dict[str, Callable[[], float]]:
@@ -91,14 +86,14 @@ def tables(result: dict[str, Any]) -> list[Table]:
     rows = []
     for delay_ms in DELAYS_MS:
         peer, ours = (result["images_per_s"][f"{delay_ms} {name}"] for name in (PEER, OURS))
-        ratio = f"{median_ratio(ours, peer):.2f}x"
+        ratio = describe_ratio(ours, peer)
         rates = [f"{median(values):.0f}" for values in (peer, ours)]
-        rows.append([f"{delay_ms} ms", *rates, ratio, f"at least {WANTED[delay_ms]}x"])
+        rows.append([f"{delay_ms} ms", *rates, ratio, f"at least {TARGETS[delay_ms]}x"])
     title = (
         f"train: {WORKERS} cores, batches of {BATCH}, {count_readers(WORKERS)} reading threads, "
         f"median of {result['rounds']} rounds"
     )
-    header = ["a read waits", f"{PEER}, images/s", f"{OURS}, images/s", "ratio", "wanted"]
+    header = ["a read waits", f"{PEER}, images/s", f"{OURS}, images/s", "ratio", "target"]
     return [(title, header, rows)]
 
 

@@ -24,14 +24,13 @@ from benchmarks.bench import (
     make_data,
     make_parser,
     median,
-    print_table,
-    write_result,
+    report,
 )
 from dataset.errors import run_command
 
 DECODERS = {"kernel": "kernel, 2 threads", "pil": "Pillow, 2 worker processes"}
 VALIDATED = ": val acc1"  # in the trainer's line of an epoch
-WANTED = 1.05
+TARGET = 1.05
 
 
 def main() -> int:
@@ -39,13 +38,10 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
     data = make_data(8, 32, 16, "500x375") / "ILSVRC2012_img_train.tar"
-    result: dict[str, Any] = {"epochs": args.epochs, "wanted": WANTED, "rss_mb": {}}
+    result: dict[str, Any] = {"rounds": 1, "epochs": args.epochs, "rss_mb": {}}
     for decoder, name in DECODERS.items():
         result["rss_mb"][name] = watch_run(data, decoder, args.epochs)
-    for table in tables(result):
-        print_table(*table)
-    print("\nwritten to", write_result("memory", result))
-    return 0
+    return report("memory", result, tables, args)
 
 
 def watch_run(data: Path, decoder: str, epochs: int) -> dict[str, list[float]]:
@@ -98,9 +94,9 @@ def tables(result: dict[str, Any]) -> list[Table]:
             if ratio is None:
                 continue
             ends = [f"{values[0]:.0f}", f"{values[len(values) // 2]:.0f}", f"{values[-1]:.0f}"]
-            rows.append([f"{name}: {process}", *ends, f"{ratio:.3f}", f"at most {WANTED}"])
+            rows.append([f"{name}: {process}", *ends, f"{ratio:.3f}", f"at most {TARGET}"])
     title = f"resnet18 at 64 px, {result['epochs']} epochs, RSS in MB after an epoch"
-    return [(title, ["process", "first", "middle", "last", "growth", "wanted"], rows)]
+    return [(title, ["process", "first", "middle", "last", "growth", "target"], rows)]
 
 
 if __name__ == "__main__":

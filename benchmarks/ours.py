@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import torch
 import torchvision
 
-from train.ranks.comm import Comm
 from train.data.batches import Batch
+from train.data.sampler import BatchPlan
 from train.device import prefers_channels_last
+from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.recipe import resolve_recipe
 from train.records.recorder import PhaseClock
-from train.data.sampler import BatchPlan
 from train.step import Placement, Trainer
 
 NUM_CLASSES = 1000

@@ -20,7 +20,7 @@ from benchmarks import (
     step,
     time_to_first_step,
 )
-from benchmarks.bench import RESULTS, ROOT, Table, format_table
+from benchmarks.bench import OF_MEDIANS, PAIRED, RESULTS, ROOT, Table, describe_source, format_table
 from benchmarks.extract_doc import fill
 
 DOC = ROOT / "docs" / "performance.md"
@@ -34,16 +34,20 @@ MAKERS: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "startup_exchange": startup_exchange.tables,
     "memory": memory.tables,
 }
+# How the ratios of a benchmark are made; the others show none.
+NOTES = dict.fromkeys(("loader", "loader_latency", "step", "ddp", "time_to_first_step"), PAIRED) | {
+    "epoch_overhead": OF_MEDIANS
+}
 
 
 def make_part(name: str, result: dict[str, Any]) -> str:
     """The tables of a benchmark, what they were measured on, and the command."""
-    machine = result["machine"]
     parts = [format_table(*table) for table in MAKERS[name](result)]
     if name == "time_to_first_step":
         parts.append(time_to_first_step.name_largest(result))
-    where = f"{machine['cpus']} cores of {machine['processor']}"
-    return "\n\n".join([*parts, f"Measured on {where} with `{result['command']}`."])
+    if name in NOTES:
+        parts.append(NOTES[name])
+    return "\n\n".join([*parts, describe_source(result)])
 
 
 def make_doc(text: str) -> str:

@@ -25,15 +25,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.bench import ROOT, make_data, median, print_table, write_result
+from benchmarks.bench import (
+    ROOT,
+    Table,
+    describe_ratio,
+    make_data,
+    make_parser,
+    median,
+    report,
+)
 from benchmarks.link import serve_folder
 from dataset.errors import run_command
 
 TARS = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "valprep.sh")
 ENVIRONMENT = "environment.tar"
+NUM_CLASSES = 8
 
 
 @dataclass
@@ -153,7 +163,7 @@ def main() -> int:
     if args.job is not None:
         print(decode_all(args.job))
         return 0
-    data = make_data(8, args.images_per_class, 10, "500x375")
+    data = make_data(NUM_CLASSES, args.images_per_class, 10, "500x375")
     make_environment(data / ENVIRONMENT, args.environment_mb)
     results: dict[str, list[Costs]] = {name: [] for name in PLACEMENTS}
     for number in range(args.rounds):
@@ -161,8 +171,10 @@ def main() -> int:
             results[name].append(measure(place, data, args))
             seconds = results[name][-1].makespan_s
             print(f"round {number + 1}/{args.rounds}: {name}: {seconds:.1f} s", file=sys.stderr)
-    report(results, args)
-    return 0
+    settings = {k: v for k, v in vars(args).items() if k not in ("job", "rounds", "save", "out")}
+    costs = {name: [vars(found) for found in rounds] for name, rounds in results.items()}
+    result = {"rounds": args.rounds, "settings": settings, "costs": costs}
+    return report("placement", result, tables, args)
 
 
 def measure(place: Callable[[Study], Costs], data: Path, args: argparse.Namespace) -> Costs:
@@ -179,32 +191,27 @@ def measure(place: Callable[[Study], Costs], data: Path, args: argparse.Namespac
     return costs
 
 
-def report(results: dict[str, list[Costs]], args: argparse.Namespace) -> None:
+def tables(result: dict[str, Any]) -> list[Table]:
     """The medians, and the makespan against the baseline of the same round."""
-    baseline = next(iter(results.values()))
-    rows, records = [], []
-    for name, rounds in results.items():
-        ratios = [b.makespan_s / r.makespan_s for b, r in zip(baseline, rounds, strict=True)]
-        middle = {key: median([float(getattr(r, key)) for r in rounds]) for key in vars(rounds[0])}
-        records.append({"placement": name, "speedup": median(ratios), **middle})
-        rows.append(
-            [
-                name,
-                f"{middle['stage_in_s']:.1f}",
-                f"{middle['compute_s']:.1f}",
-                f"{middle['stage_out_s']:.2f}",
-                f"{middle['makespan_s']:.1f}",
-                f"{median(ratios):.2f}x",
-                f"{middle['bytes_moved'] / 1e6:.0f}",
-                f"{middle['files_made']:.0f}",
-            ]
-        )
+    makespans = {n: [run["makespan_s"] for run in runs] for n, runs in result["costs"].items()}
+    baseline = next(iter(makespans))
+    rows = []
+    for name, runs in result["costs"].items():
+        middle = {key: median([float(run[key]) for run in runs]) for key in runs[0]}
+        ratio = describe_ratio(makespans[baseline], makespans[name]) if name != baseline else ""
+        seconds = [f"{middle[key]:.1f}" for key in ("stage_in_s", "compute_s")]
+        seconds += [f"{middle['stage_out_s']:.2f}", f"{middle['makespan_s']:.1f}"]
+        moved = [f"{middle['bytes_moved'] / 1e6:.0f}", f"{middle['files_made']:.0f}"]
+        rows.append([name, *seconds, ratio, *moved])
     header = ["placement", "stage-in (s)", "compute (s)", "stage-out (s)", "makespan (s)"]
     header += ["faster", "MB moved", "files made"]
-    title = f"{args.jobs} jobs on {args.slots} slots, one link of {args.link_mb_s:g} MB/s"
-    print_table(title, header, rows)
-    settings = {k: v for k, v in vars(args).items() if k != "job"}
-    write_result("placement", {"settings": settings, "rows": records})
+    had = result["settings"]
+    title = (
+        f"{had['jobs']} jobs on {had['slots']} slots over one link of {had['link_mb_s']:g} MB/s; "
+        f"a job decodes {NUM_CLASSES * had['images_per_class']} images once; "
+        f"medians of {result['rounds']} rounds"
+    )
+    return [(title, header, rows)]
 
 
 def decode_all(folder: Path) -> int:
@@ -246,14 +253,11 @@ def run_script(name: str, *arguments: str | Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, rounds=3)
     add = parser.add_argument
     add("--jobs", type=int, default=8)
     add("--slots", type=int, default=2, help="jobs that run at once")
-    add("--rounds", type=int, default=3)
-    add("--images-per-class", type=int, default=50, help="of 8 classes")
+    add("--images-per-class", type=int, default=50, help=f"of {NUM_CLASSES} classes")
     add("--link-mb-s", type=float, default=50.0, help="of all transfers together")
     add("--environment-mb", type=float, default=50.0, help="about what the data weighs")
     add("--result-mb", type=float, default=10.0)

@@ -32,8 +32,7 @@ from benchmarks.bench import (
     Table,
     make_parser,
     median,
-    print_table,
-    write_result,
+    report,
 )
 from dataset.errors import run_command
 from train.ranks.comm import Comm
@@ -44,8 +43,7 @@ RANKS, NUM_NODES = (1, 2, 4, 8, 16), 4
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="in each step of SLURM")
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--task", type=Path, help="used by the benchmark itself: be a task")
     args = parser.parse_args()
     if args.task:
@@ -58,10 +56,7 @@ def main() -> int:
     finally:
         service.down()
     result = {"rounds": args.rounds, "seconds": seconds, "load_1min": os.getloadavg()[0]}
-    for table in tables(result):
-        print_table(*table)
-    print("\nwritten to", write_result("startup_exchange", result))
-    return 0
+    return report("startup_exchange", result, tables, args)
 
 
 def run_step(num_ranks: int, rounds: int) -> list[float]:

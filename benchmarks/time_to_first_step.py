@@ -26,24 +26,23 @@ from benchmarks.bench import (
     CACHE,
     ROOT,
     Table,
+    describe_ratio,
     interleave,
     make_data,
     make_parser,
     median,
-    print_table,
-    write_result,
+    report,
 )
 from dataset.errors import run_command
 
 ARCH, BATCH = "resnet50", 8
-STARTS, STEPPED = " ranks (", "step 1/"  # in the trainer's lines
+STARTS, STEPPED = " in microbatches of ", "step 1/"  # in the trainer's lines
 USUAL = "tar with index"
 PARTS = ("imports", "preparation", "first batch and step")
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--images-per-class", type=int, default=160, help="of 8 classes")
     args = parser.parse_args()
     folder = make_data(8, args.images_per_class, args.images_per_class // 2, "500x375")
@@ -56,11 +55,8 @@ def main() -> int:
     time_start(tar, True)  # warms the caches
     result: dict[str, Any] = {"arch": ARCH, "batch": BATCH, "rounds": args.rounds}
     result |= {"images": 12 * args.images_per_class, "parts_s": interleave(cases, args.rounds)}
-    for table in tables(result):
-        print_table(*table)
     print("\n" + name_largest(result))
-    print("\nwritten to", write_result("time_to_first_step", result))
-    return 0
+    return report("time_to_first_step", result, tables, args)
 
 
 def time_start(data: Path, has_index: bool) -> list[float]:
@@ -121,7 +117,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     totals_s = {name: [sum(parts) for parts in runs] for name, runs in result["parts_s"].items()}
     rows = []
     for name, seconds in totals_s.items():
-        ratio = f"{median(seconds) / median(totals_s['folder']):.2f}x"
+        ratio = describe_ratio(seconds, totals_s["folder"]) if name != "folder" else ""
         parts = [f"{part_s:.2f}" for part_s in parts_of(result, name)]
         rows.append([name, f"{median(seconds):.2f}", ratio, *parts])
     title = (

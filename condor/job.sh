@@ -1,8 +1,8 @@
 #!/bin/bash
-# What runs in the slot: check, fetch, train. Only a verified model goes home. condor/train.sub sets the environment.
+# What runs in the slot: check, fetch, train. Only a verified model is returned. condor/train.sub sets the environment.
 #
 # Exit codes: 0 done, 85 stopped with a checkpoint (HTCondor starts this script again), 75 this slot or the network
-# failed (tried again elsewhere), 2 your mistake, 3 bad data, 4 diverged, 1 crash.
+# failed (tried again elsewhere), 2 user error, 3 bad data, 4 diverged, 1 crash.
 set -uo pipefail
 
 mkdir -p out data # first of all: a listed output that does not exist is a hold
@@ -67,6 +67,14 @@ if [[ -z $python ]]; then
     leave 2
 fi
 
+# An image of condor/trainyard.def has the JPEG kernel for a job that brings none. Its name has a digest of its source:
+# one of another version is never loaded.
+if [[ -n ${TRAINYARD_IMAGE:-} ]]; then
+    for file in "$TRAINYARD_IMAGE"/train/data/{jpeg_crop-,libjpeg-}*.so*; do
+        [[ ! -e $file || -e train/data/${file##*/} ]] || cp "$file" train/data/
+    done
+fi
+
 device=$("$python" slot.py check) || leave $?
 
 case $DATA in
@@ -94,6 +102,6 @@ run "$python" -m train "${source[@]}" --output out --epochs "$EPOCHS" --seed "$S
     --checkpoint-minutes "$("$python" slot.py minutes)" ${limit:+--deadline "$limit"} ${extra[@]+"${extra[@]}"}
 code=$?
 
-# The trainer's word is in run.json; what it left in out/ is taken home only if that is so.
+# The model in out/ is returned only if run.json says that it was trained to the end.
 "$python" slot.py verify "$code"
 leave $?

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import CommandError, FinalError, PassingError, UserError
-from dataset.federation.pelican import parse_target
-from dataset.fetch.object import Job, fetch_object
-from dataset.fetch.folder import Ledger
-from dataset.federation.lookup import Access, Options
+from dataset.federation.lookup import Options
 from dataset.federation.network import check_network
+from dataset.federation.pelican import parse_target
+from dataset.federation.tokens import Access, TokenStore
+from dataset.fetch.folder import Ledger
+from dataset.fetch.object import Job, fetch_object
 from dataset.redaction import redact
-from dataset.federation.tokens import TokenStore
 from dataset.untrusted import parse_number
 
 CAPABILITIES = {
@@ -39,9 +39,9 @@ CAPABILITIES = {
 }
 MAX_MINUTES = 100_000.0
 DEFAULT_MINUTES = 50.0  # HTCondor ends a plugin after 60 and calls it a stall
-MISSING_SHARE = 0.1  # of the limit: how long everybody must say 404 before it is believed
-MAX_MISSING_S = 30.0  # a slot waits meanwhile
-PATIENCE_SHARE = 0.9  # of what is left: the engine then says what was wrong; the alarm cannot
+MISSING_SHARE = 0.1  # of the limit: every server must answer 404 for so long to be believed
+MAX_MISSING_S = 30.0  # but not longer: a slot waits meanwhile
+PATIENCE_SHARE = 0.9  # of the time left: the engine can say what was wrong, the alarm cannot
 MAX_ERROR_CHARS = 1000
 FINAL = "will not be tried again"  # train.sub looks for these words in HoldReason
 _ATTRIBUTE = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;\]]+))')
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     else:
         try:
             results = fetch_all(orders, environ)
-        except CommandError as error:  # of the settings: HTCondor is told, for every file
+        except CommandError as error:  # in the settings: reported for every file
             results = [describe(order, time.time(), error=error) for order in orders]
     text = "".join(f"[ {write_ad(result)} ]\n" for result in results)
     Path(places["-outfile"]).write_text(text, errors="surrogateescape")
@@ -118,11 +118,11 @@ def read_minutes(settings: Mapping[str, str]) -> float:
     try:
         return parse_number(text, MAX_MINUTES)
     except ValueError as error:
-        raise UserError(f"PluginMinutes: {error}; give minutes, as 50") from None
+        raise UserError(f"PluginMinutes: {error}; give minutes, such as 50") from None
 
 
 def make_options(limit_s: float, left_s: float) -> Options:
-    """The engine's knobs for what is left of the limit."""
+    """The engine's options for the time that is left."""
     if left_s <= 0:
         raise OutOfTime
     missing_s = min(MAX_MISSING_S, MISSING_SHARE * limit_s)
@@ -131,7 +131,7 @@ def make_options(limit_s: float, left_s: float) -> Options:
 
 
 def fetch_one(order: Order, federation: str | None, access: Access, options: Options) -> int:
-    """Fetches one file to its place; what is left of it is only the file. Returns its size."""
+    """Fetches one file to its place, leaving nothing else behind; returns its size."""
     try:
         target = parse_target(order.url, federation)
     except UserError as error:
@@ -144,7 +144,7 @@ def fetch_one(order: Order, federation: str | None, access: Access, options: Opt
 def describe(
     order: Order, begin: float, size: int = 0, error: BaseException | None = None
 ) -> dict[str, Any]:
-    """What HTCondor is told of one file; an error stands in the event log for all to read."""
+    """What HTCondor is told about one file; an error goes to the event log, readable by all."""
     result: dict[str, Any] = {
         "TransferSuccess": error is None,
         "TransferFileName": str(order.path),
@@ -174,7 +174,7 @@ def read_orders(text: str) -> Iterator[Order]:
 
 
 def read_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The attributes of the job's ad: the only way to tell a plugin something."""
+    """The attributes of the job's ad: the only way to pass settings to a plugin."""
     path = Path(environ.get("_CONDOR_JOB_AD") or ".job.ad")
     text = path.read_text(errors="replace") if path.is_file() else ""
     found = (_ATTRIBUTE.match(line) for line in text.splitlines())
@@ -204,7 +204,7 @@ def _raise_out_of_time(_number: int, _frame: Any) -> None:
 
 
 if __name__ == "__main__":
-    # Threads that wait for a dead server must not keep the plugin.
+    # Threads that still wait for a dead server must not keep the plugin alive.
     code = main(sys.argv[1:], os.environ)
     sys.stdout.flush()
     sys.stderr.flush()

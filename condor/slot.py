@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What job.sh asks in the slot: is there torch, a GPU, room; until when; was it trained?"""
+"""Answers job.sh's questions: does the slot have torch, a GPU, disk, time; is the model trained?"""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ OUT, DATA = Path("out"), Path("data")
 NEEDED = ("torch", "torchvision", "numpy", "PIL")
 GB = 1 << 30  # as HTCondor counts
 EXTRA_BYTES = 2 * GB  # checkpoints and the index of the tar, beside the data
-LAST_MINUTES_S = 900.0  # of a pilot: worked in until it ends, since eviction saves a checkpoint
-LAST_STEP = Path("last_step")  # the newest checkpoint when the one before was taken home
+LAST_MINUTES_S = 900.0  # a pilot nearer its end sets no deadline: eviction saves a checkpoint
+USAGE = "give has-torch, check, deadline, minutes, extract or verify CODE; job.sh runs this"
+LAST_STEP = Path("last_step")  # names the newest checkpoint at the last stop
 
 
 class SlotError(Exception):
-    """One line for the user, and the exit code: 2 his mistake, 75 this slot's."""
+    """One line for the user, and the exit code: 2 user error, 75 a problem of this slot."""
 
     def __init__(self, message: str, code: int = 75) -> None:
         super().__init__(message)
@@ -47,14 +48,14 @@ def has_torch() -> None:
 
 
 def check(env: Mapping[str, str]) -> str:
-    """The device to train on; whatever is missing is said before anything long starts."""
-    if "://" in env.get("DATA", ""):  # the fetch looks at the network in its first second
+    """The device to train on; raises for what is missing, before anything long starts."""
+    if "://" in env.get("DATA", ""):  # the network is checked by the fetch, in its first second
         check_disk(env)
     return check_gpu(env)
 
 
 def check_disk(env: Mapping[str, str]) -> None:
-    """Fails unless the data fits: on the disk, and into what the slot was given of it."""
+    """Fails unless the data fits on the disk and into the slot's share of it."""
     copies = 2.1 if env.get("DATA_MODE") == "extract" else 1.0
     used = sum(path.lstat().st_blocks * 512 for path in Path().rglob("*") if path.is_file())
     needed = copies * float(env.get("DATA_GB") or 0) * GB + EXTRA_BYTES - used
@@ -64,8 +65,8 @@ def check_disk(env: Mapping[str, str]) -> None:
         free = min(free, int(given_kib) * 1024 - used)
     if needed > free:
         raise SlotError(
-            f"the data needs {needed / GB:.1f} GB more and {free / GB:.1f} GB are free in this "
-            "slot; tried again elsewhere (is DATA_GB right?)"
+            f"the data needs {needed / GB:.1f} GB more, but {free / GB:.1f} GB are free in this "
+            "slot; the job is tried again elsewhere (is DATA_GB right?)"
         )
 
 
@@ -74,11 +75,12 @@ def check_gpu(env: Mapping[str, str]) -> str:
     from dataset.errors import CommandError  # these travel with the job
     from train.ranks.gpus import explain_no_gpu, given_gpus, require_kernels
 
-    # Other variables are those of the pilot's own job.
+    # Only this variable is the slot's; the others belong to the pilot's own job.
     given = given_gpus({"CUDA_VISIBLE_DEVICES": env.get("CUDA_VISIBLE_DEVICES", "")})
     allowed = env.get("ALLOW_CPU") == "1"
     if not given and not allowed:
-        raise SlotError("this slot has no GPU (was request_gpus removed?); ALLOW_CPU=1 goes on", 2)
+        fix = "was request_gpus removed? ALLOW_CPU=1 trains on the CPU"
+        raise SlotError(f"this slot has no GPU; {fix}", 2)
     if allowed and not Path("/dev/nvidiactl").exists():
         return "cpu"
     import torch
@@ -92,7 +94,8 @@ def check_gpu(env: Mapping[str, str]) -> str:
         reason = str(error)
     if allowed:
         return "cpu"
-    raise SlotError(f"{given[0]} but {reason}; tried again elsewhere (ALLOW_CPU=1 goes on without)")
+    fix = "the job is tried again elsewhere (ALLOW_CPU=1 trains on the CPU)"
+    raise SlotError(f"{given[0]} but {reason}; {fix}")
 
 
 def name_decoder() -> str:
@@ -103,7 +106,7 @@ def name_decoder() -> str:
         return f"JPEG decoder: unknown ({error})"
 
     if load_kernel() is not None:
-        return "JPEG decoder: the kernel that came with the job"
+        return "JPEG decoder: the libjpeg-turbo kernel"
     return (
         "JPEG decoder: Pillow, at about half the kernel's speed; build the kernel where you submit "
         "(`make setup`, with gcc and libjpeg-turbo's headers): it travels with train/"
@@ -138,7 +141,7 @@ def extract() -> None:
 
 
 def verify(code: int) -> int:
-    """The job's exit code; a model that was not trained to the end is thrown away."""
+    """The job's exit code; a model that was not trained to the end is deleted."""
     if code == 0:
         problem = find_problem(_read_run())
     else:
@@ -155,7 +158,7 @@ def verify(code: int) -> int:
 
 
 def find_standstill() -> str:
-    """Why a stop is no checkpoint: HTCondor would start a job that stands still again and again."""
+    """Why a stop made no progress, or an empty string: such a job would be restarted for ever."""
     steps = sorted((OUT / "ckpt").glob("step-*.pt"))
     newest = steps[-1].name if steps else ""
     before = LAST_STEP.read_text() if LAST_STEP.exists() else ""
@@ -168,16 +171,18 @@ def find_standstill() -> str:
 
 
 def find_problem(run: Mapping[str, Any]) -> str:
-    """Why what lies in out/ is no trained model, or an empty string."""
+    """Why out/ does not hold a trained model, or an empty string."""
     if not run:
-        return "the trainer left no run.json; nothing is taken home"
+        return "the trainer left no run.json; no model is returned"
     if run.get("status") != "done" or run.get("exit_code") != 0:
-        return f"run.json says {run.get('status')}, exit {run.get('exit_code')}; no model goes home"
+        return (
+            f"run.json says {run.get('status')}, exit {run.get('exit_code')}; no model is returned"
+        )
     if not run.get("images_trained"):
-        return "run.json says that nothing was trained; no model goes home"
+        return "run.json says that nothing was trained; no model is returned"
     models = list(OUT.glob("*.pt"))
     if len(models) != 1 or models[0].stat().st_size == 0:
-        return f"{len(models)} models in out/"
+        return f"out/ holds {len(models)} models, not 1; no model is returned"
     return ""
 
 
@@ -191,7 +196,7 @@ def _read_run() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Answers one question of job.sh on stdout; an error is one line and an exit code."""
-    env, question = os.environ, arguments[0]
+    env, question = os.environ, arguments[0] if arguments else ""
     try:
         if question == "has-torch":
             has_torch()
@@ -207,6 +212,8 @@ def main(arguments: list[str]) -> int:
             extract()
         elif question == "verify":
             return verify(int(arguments[1]))
+        else:
+            raise SlotError(USAGE, 2)
     except SlotError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code

@@ -8,6 +8,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any
 
+from dataset.words import count
+
 _log = logging.getLogger("trainyard.progress")
 _LINE_S = 10.0
 
@@ -37,7 +39,7 @@ class ByteMeter:
         """Notes the amount of work; 0 bytes: not known."""
         self._total, self._total_images = num_bytes, num_images
         if self._stream.isatty():
-            with suppress(ImportError):  # a bare container: lines instead of a bar
+            with suppress(ImportError):  # tqdm is not installed: lines instead of a bar
                 from tqdm import tqdm
 
                 self._bar = tqdm(
@@ -64,5 +66,5 @@ class ByteMeter:
         """The plain line."""
         rate = self._done / 1e6 / max(time.monotonic() - self._start_s, 1e-9)
         total = f" of {self._total / 1e6:.0f}" if self._total else ""
-        images = f", {self._images} images" if self._images else ""
+        images = f", {count(self._images, 'image')}" if self._images else ""
         return f"{self._what}: {self._done / 1e6:.0f}{total} MB{images}, {rate:.0f} MB/s"

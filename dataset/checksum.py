@@ -51,7 +51,7 @@ def compute(kind: str, data: Any) -> int:
         return zlib.adler32(data)
     if kind == "crc32c" and crc32c is not None:
         return crc32c(data)
-    raise ValueError(f"no way to compute {kind} here")
+    raise ValueError(f"{kind} cannot be computed here")
 
 
 def start(kind: str) -> int:
@@ -84,7 +84,7 @@ def _combine_adler32(first: int, second: int, length: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _zeros(kind: str, length: int) -> tuple[int, ...]:
-    """What `length` zero bytes do to a crc register, as a 32 x 32 matrix over GF(2)."""
+    """The effect of `length` zero bytes on a crc register, as a 32 x 32 matrix over GF(2)."""
     one_bit = (_POLYNOMIALS[kind], *(1 << n for n in range(31)))
     matrix = one_bit
     for _ in range(3):  # one bit, doubled three times: one byte
@@ -129,7 +129,7 @@ def parse_given(kind: str, text: str) -> str:
 
 
 def parse_digest_header(value: str) -> dict[str, str]:
-    """kind -> hex of a Digest header; a value that is not what its label says is left out.
+    """kind -> hex of a Digest header; a value that does not fit its label is left out.
 
     Forms seen: md5 and crc32c in base64, adler32 in hex; both forms are read for every kind, told
     apart by their length, which is unambiguous (4 bytes are 8 hex digits or 8 base64 characters

@@ -32,11 +32,11 @@ class CommandError(ValueError):
 
 
 class UserError(CommandError):
-    """The user's mistake: one line says what and how to fix it."""
+    """A user error: one line says what is wrong and how to fix it."""
 
 
 class FinalError(UserError):
-    """A mistake that neither time nor another machine mends: a path that does not exist."""
+    """A user error that no retry or other machine can fix, such as a path that does not exist."""
 
 
 class DataError(CommandError):
@@ -46,7 +46,7 @@ class DataError(CommandError):
 
 
 class PassingError(CommandError):
-    """A passing failure: the same command may work later."""
+    """A temporary failure: the same command may work later."""
 
     exit_code = TRY_AGAIN
 
@@ -55,7 +55,7 @@ class PassingError(CommandError):
 _USER_ERRNOS = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
-    errno.EEXIST: "it is in the way: move it away, or choose another path",
+    errno.EEXIST: "something else has this name: move it away, or choose another path",
     errno.ELOOP: "a link leads back to itself: move it away",
     errno.ENXIO: "it is a socket or a device: move it away",
     errno.EISDIR: "a file is expected here, not a folder",
@@ -64,7 +64,7 @@ _USER_ERRNOS = {
     errno.EROFS: "choose a folder that can be written",
     errno.ENOSPC: "free some space and run the same command again",
     errno.EDQUOT: "free some of your quota and run the same command again",
-    errno.EIO: "the disk fails: look at the machine's log, or choose another disk",
+    errno.EIO: "the disk is failing: see the machine's log, or choose another disk",
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.EFBIG: "this disk or a limit (ulimit -f) takes no file of that size; choose another",
 }
@@ -106,7 +106,7 @@ def run_command(main: Callable[[], int | None]) -> int:
             print(redact(traceback.format_exc()), end="", file=sys.stderr, flush=True)
             return CRASH
         return _report(message, USER_MISTAKE)
-    finally:  # what is left may wait for threads: one more Ctrl-C need not
+    finally:  # the rest may wait for threads: a second Ctrl-C need not
         if is_command:
             signal.signal(signal.SIGINT, leave)
 

@@ -1,4 +1,4 @@
-"""The files that a fetch keeps beside the objects, by names that no object may have."""
+"""The names of the files that a fetch keeps beside the objects; no object may have them."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ def doubted_path(journal: Path) -> Path:
 
 
 def older_path(path: Path, new: Path) -> Path:
-    """How an earlier version called a file of the unfinished transfer of an object."""
+    """The name that an earlier version gave to a file of an object's unfinished transfer."""
     return path.with_name(path.name + ".part" + new.name.partition(PART)[2])
 
 
 def check_distinct(objects: Iterable[tuple[str, str, str]]) -> None:
-    """Raises when two objects (name, identity, URL) have one name, before the first is fetched.
+    """Raises when two objects (name, identity, URL) have the same name, before any is fetched.
 
-    Two URLs that differ in a token alone may be two objects, of which the second would be lost.
+    Two URLs that differ only in a token may be two objects; the second would be lost.
     """
     places: dict[str, tuple[str, str]] = {}
     for name, identity, url in objects:
         other = places.setdefault(name, (identity, url))
         if other != (identity, url):
             raise UserError(
-                f"{identity} and {other[0]} have one name; fetch them into two folders (--out)"
+                f"{identity} and {other[0]} have the same name; fetch them into two folders (--out)"
             )
 
 
 def check_names(paths: Iterable[Path], root: Path, others: Iterable[Path] = ()) -> None:
-    """Raises unless objects can lie at these paths: `root` holds our records, `others` are ours."""
+    """Raises if an object's path is that of a file of ours: a record in `root`, or in `others`."""
     place = root.resolve()
     taken = _check_apart([other.resolve() for other in others], place)
     taken = {other.relative_to(place) for other in taken if place in other.parents}
@@ -72,14 +72,14 @@ def check_names(paths: Iterable[Path], root: Path, others: Iterable[Path] = ()) 
         top = relative.parts[0]
         if top.lower() in (RECORD, LOCK, STAGES):
             raise UserError(
-                f"no object can get the name {root / top}: our own record has it. Rename the "
-                "object, or fetch the folder that it is in, which gets a folder of its own"
+                f"no object can be written to {root / top}: our own record has that name. Rename "
+                "the object, or fetch the folder that it is in: that gets a folder of its own"
             )
         check_no_part(relative)
 
 
 def _check_apart(others: Sequence[Path], place: Path) -> set[Path]:
-    """The files that the command writes; raises when two are one, or one is a record of ours."""
+    """The command's own files; raises when two are the same, or one is a record."""
     for number, path in enumerate(others):
         is_ours = path in (place / RECORD, place / LOCK) or _OWN.fullmatch(path.name)
         if is_ours or path in others[:number]:

@@ -2,19 +2,22 @@
 
 A Ctrl-C during those imports ends the command with one line, too.
 
-Every command calls it first, so this file itself must be readable by old Pythons and need nothing.
+Every command calls it first, so this file itself must be readable by old Pythons (3.6 is the
+python3 of many clusters, and knows no `from __future__ import annotations`) and need nothing.
 """
 
-from __future__ import annotations
-
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
 OLDEST_PYTHON = (3, 10)
+# Those for which all packages of requirements.txt have wheels; scripts/setup.sh has the same list.
+PINNED_PYTHONS = ((3, 14), (3, 13), (3, 12), (3, 11))
 USER_MISTAKE = 2  # as in dataset.errors, which old Pythons cannot import
 INTERRUPTED = 130
 
@@ -33,8 +36,8 @@ def find_problem(*names: str) -> str:
     """What this Python lacks and how to fix it, or an empty string."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST_PYTHON:
-        oldest = ".".join(map(str, OLDEST_PYTHON))
-        return f"{sys.executable} is Python {version}, and {oldest} or newer is needed; {fix()}"
+        problem = f"is Python {version}, and {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed"
+        return f"{sys.executable} {problem}; {fix(find_python())}"
     missing = [name for name in names if find_spec(name) is None]
     return describe_missing(*missing) if missing else ""
 
@@ -44,12 +47,26 @@ def describe_missing(*names: str) -> str:
     return f"{sys.executable} has no {', '.join(names)}; {fix()}"
 
 
-def fix() -> str:
-    return "run `make setup` once, then start the command with .venv/bin/python"
+def fix(python: str = "") -> str:
+    """What to do; `python` is the one to make the environment with, if it must be named."""
+    setup = f"make setup PYTHON={python}" if python else "make setup"
+    return f"run `{setup}` once, then start the command with .venv/bin/python"
+
+
+def find_python() -> str:
+    """A Python on PATH that the pinned packages have wheels for, or an empty string."""
+    names = (f"python{major}.{minor}" for major, minor in PINNED_PYTHONS)
+    return next((name for name in names if shutil.which(name) and _runs(name)), "")
+
+
+def _runs(python: str) -> bool:
+    """The shim of a version manager may be there without a Python behind it."""
+    quiet = subprocess.DEVNULL
+    return subprocess.call([python, "-c", ""], stdout=quiet, stderr=quiet) == 0
 
 
 @contextmanager
-def leave_at_once() -> Iterator[None]:
+def leave_at_once() -> "Iterator[None]":
     """Within it a Ctrl-C is one line and the end: inside of an import it may be taken for another
     error, and there is nothing to tidy up."""
     before = signal.getsignal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The published facts of the real ILSVRC2012 archives, and a file hashed beside other work."""
+"""The published sizes and checksums of the real ILSVRC2012 archives, and hashing against them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataset.errors import DataError, UserError
+from dataset.names import TRAIN_TAR, VAL_TAR
 
 _CHUNK = 4 << 20
 _PUBLISHED_KINDS = ("md5", "sha256")
@@ -38,12 +39,12 @@ class Digest:
 
 
 class WrongDigest(DataError):
-    """A file that is not what its checksum says."""
+    """A file with another checksum than expected."""
 
 
 # As published; run_results/published/ilsvrc2012_archives.csv has the same table with its source.
 _TRAIN = PublishedArchive(
-    "ILSVRC2012_img_train.tar",
+    TRAIN_TAR,
     147897477120,
     "1d675b47d978889d74fa0da5fadfb00e",
     "b08200a27a8e34218a0e58fde36b0fe8f73bc377f4acea2d91602057c3ca45bb",
@@ -51,7 +52,7 @@ _TRAIN = PublishedArchive(
     1281167,
 )
 _VAL = PublishedArchive(
-    "ILSVRC2012_img_val.tar",
+    VAL_TAR,
     6744924160,
     "29b22e2961454d5413ddabcf34fc5622",
     "c7e06a6c0baccf06d8dbeb6577d71efff84673a5dbdd50633ab44f8ea0456ae0",
@@ -72,7 +73,7 @@ def find_published(name: str, size: int) -> PublishedArchive | None:
 
 
 def recognise(archive: Path) -> PublishedArchive | None:
-    """The real archive that a file claims to be by its size."""
+    """The real archive whose size a file has."""
     return published_archives().get(archive.stat().st_size)
 
 
@@ -108,7 +109,7 @@ def fastest_kind() -> str:
 
 
 def check_digest(archive: Path, expected: Digest, stopped: Callable[[], bool]) -> None:
-    """Reads a file through and raises DataError when its checksum is another one."""
+    """Reads all of a file and raises DataError if its checksum is wrong."""
     hasher = hashlib.new(expected.kind, usedforsecurity=False)
     buffer = bytearray(_CHUNK)
     view = memoryview(buffer)
@@ -126,7 +127,7 @@ def check_digest(archive: Path, expected: Digest, stopped: Callable[[], bool]) -
 
 
 class PublishedHash:
-    """The hash of a published archive that is being read anyway; of any other file: nothing."""
+    """Hashes a published archive while it is read for something else; ignores any other file."""
 
     def __init__(self, archive: Path) -> None:
         known = find_published(archive.name, archive.stat().st_size)

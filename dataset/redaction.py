@@ -1,4 +1,4 @@
-"""Text without secrets, for all that leaves this process: redacted by shape and by value."""
+"""Removes secrets from all text that leaves this process, by their form and by their value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from typing import Any
 from urllib.parse import unquote
 
-# The parts of a signed address that open it to whoever reads them.
+# The parts of a signed address that grant access to anyone who reads them.
 SIGNATURES = (
     *("x-amz-signature", "x-amz-credential", "x-amz-security-token"),
     *("x-goog-signature", "x-goog-credential", "signature", "sig", "token", "access_token"),
@@ -27,7 +27,7 @@ _SHAPES = (
 )
 _REMOVED = "[removed]"
 _PIECE = 16  # a server may repeat a part of a token, or a message may cut it off
-_MIN_LENGTH = 4  # a password of three letters would take words out of every message
+_MIN_LENGTH = 4  # replacing a password of three letters would garble every message
 _MIN_INSIDE = 8  # a shorter one is looked for as a whole word
 
 _pieces: frozenset[str] = frozenset()  # of long secrets
@@ -36,7 +36,7 @@ _lock = threading.Lock()
 
 
 def hold_secret(value: str) -> None:
-    """From now on this value is removed from all text, in whatever place a server repeats it."""
+    """Removes this value from all text from now on, wherever a server repeats it."""
     global _pieces, _short
     value = value.lower()
     if len(value) < _MIN_LENGTH:

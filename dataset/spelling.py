@@ -1,10 +1,10 @@
-"""Names in addresses and on the disk: percent-encoded there, bytes here, UTF-8 or not."""
+"""Names in addresses (percent-encoded) and on the disk (bytes, UTF-8 or not)."""
 
 from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
-_ERRORS = "surrogateescape"  # as Python has such names of files: every byte is kept
+_ERRORS = "surrogateescape"  # as Python decodes file names: every byte is kept
 
 
 def decode(text: str) -> str:

@@ -13,8 +13,8 @@ MAX_JSON_DEPTH = 32
 MAX_DIGITS = 20
 _SHOWN = 40  # characters of a bad value in a message
 
-# Strings are matched as a whole, so that brackets in them do not count. Their last quote is
-# optional: a string without an end is then taken in at once, not looked at from every quote in it.
+# Strings are matched as a whole, so that brackets in them do not count. The closing quote is
+# optional: an unterminated string is then matched once, not again from every quote inside it.
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 
 
@@ -25,16 +25,16 @@ def shorten(value: object) -> str:
 
 
 def parse_count(text: str, largest: int = MAX_COUNT) -> int:
-    """A whole number in ASCII digits, as headers have it: no sign, no space, no '²'."""
+    """A whole number in ASCII digits, as in headers: no sign, no space, no '²'."""
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
-        raise ValueError(f"{shorten(text)} is no whole number")
+        raise ValueError(f"{shorten(text)} is not a whole number")
     return check_count(int(text), largest)
 
 
 def parse_number(text: str, largest: float) -> float:
-    """A decimal number above 0 and up to `largest`, as 0.5 or 50."""
+    """A decimal number above 0 and up to `largest`, such as 0.5 or 50."""
     if not re.fullmatch(r"[0-9]{1,15}(?:\.[0-9]{0,15})?", text.strip(), re.ASCII):
-        raise ValueError(f"{shorten(text)} is no number")
+        raise ValueError(f"{shorten(text)} is not a number")
     value = float(text)
     if not 0 < value <= largest:
         raise ValueError(f"{shorten(text)} is not above 0 and up to {largest:g}")
@@ -44,14 +44,14 @@ def parse_number(text: str, largest: float) -> float:
 def check_count(value: Any, largest: int = MAX_COUNT) -> int:
     """The value, if it is an integer from 0 to `largest` (JSON's true is none)."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
-        raise ValueError(f"{shorten(value)} is no whole number from 0 to {largest}")
+        raise ValueError(f"{shorten(value)} is not a whole number from 0 to {largest}")
     return value
 
 
 def check_text(value: Any) -> str:
     """The value, if it is a string."""
     if not isinstance(value, str):
-        raise ValueError(f"{shorten(value)} is no text")
+        raise ValueError(f"{shorten(value)} is not a string")
     return value
 
 
@@ -79,7 +79,7 @@ def _depth(raw: bytes) -> int:
 
 def _parse_int(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise ValueError(f"{shorten(text)} is too long a number")
+        raise ValueError(f"{shorten(text)} is a number with too many digits")
     return int(text)
 
 
@@ -91,7 +91,7 @@ def _parse_float(text: str) -> float:
 
 
 def _refuse(text: str) -> Any:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 _DECODER = json.JSONDecoder(parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse)

@@ -136,13 +136,16 @@ def _lost_sentence(study: Study) -> str | None:
         return None
     point = measured[-1]
     lost = lost_by_phase(point, study.baseline)
-    changes = [(name, value) for name, value in lost.items() if abs(value) >= 1.0]
+    changes = [(PHASE_NAMES[name], value) for name, value in lost.items() if abs(value) >= 1.0]
     if not any(value > 0 for _, value in changes):
         return None
     changes.sort(key=lambda change: -abs(change[1]))
-    words = ", ".join(f"{PHASE_NAMES[name]} {value:+.0f}" for name, value in changes)
     total = sum(lost.values())
-    amount = f"{abs(total):.0f} % {'more' if total >= 0 else 'less'} {study.unit} time"
+    rest = round(total, 1) - sum(round(value, 1) for _, value in changes)
+    if abs(rest) >= 0.05:  # so that a reader who adds them up gets the total
+        changes.append(("the rest", rest))
+    words = ", ".join(f"{name} {value:+.1f}" for name, value in changes)
+    amount = f"{abs(total):.1f} % {'more' if total >= 0 else 'less'} {study.unit} time"
     return (
         f"For the same images the {point.num_gpus}-{study.unit} run needs {amount} than the "
         f"baseline (change by phase, in percentage points: {words})."

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from report.fit import Interval
 from report.phases import sentences
 from report.scaling import Point, Spread, Study
+from report.sources import cite
 from report.table import Cell, Column, Table, Value
 from report.words import DeviceTime, choose_device_time, name_sizes
 
@@ -35,9 +37,16 @@ def scaling_table(study: Study) -> Table:
     time = choose_device_time([study.gpu], map(_gpu_hours, study.points))
     rows = tuple(_cells(point, time) for point in study.points)
     data = tuple(_data(point) for point in study.points)
-    notes = (*sentences(study), *study.notes)
+    notes = (*sentences(study), *study.notes, *_citations(study))
     table = Table("scaling", _caption(study), _columns(study, time), rows, data, notes)
     return table.without_empty_columns(keep=PUBLISHED_COLUMNS)
+
+
+def _citations(study: Study) -> list[str]:
+    """Who published the rows that come from a table; they are named FILE.csv:LINE."""
+    rows = (run for point in study.points for run in point.runs if not run.record)
+    files = dict.fromkeys(run.source.rpartition(":")[0] for run in rows)
+    return [text for file in files if (text := cite(Path(file)))]
 
 
 def _columns(study: Study, time: DeviceTime) -> tuple[Column, ...]:

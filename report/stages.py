@@ -11,6 +11,7 @@ from typing import Any
 
 from dataset.errors import DataError
 from report.record_shape import MAX_CHARS, is_number, to_number
+from report.sources import cite
 from report.table import Cell, Column, Table, Value
 from report.words import count
 from train.records.record import STAGES_FILE, iter_lines
@@ -140,11 +141,14 @@ def stage_table(
     order = {stage: index for index, stage in enumerate(_ORDER)}
     figures.sort(key=lambda f: order.get(f.stage, len(order)))  # stable: ours stay first
     rows = tuple(_cells(figure) for figure in figures)
-    notes = (
+    notes = [
         "I/O is what the processes asked to read and write, page cache included; the published "
         "study saw it through Darshan.",
-    )
-    return Table("stages", "Resources by stage", COLUMNS, rows, (), notes).without_empty_columns()
+    ]
+    if published:
+        notes.append(cite(PUBLISHED))
+    table = Table("stages", "Resources by stage", COLUMNS, rows, (), tuple(filter(None, notes)))
+    return table.without_empty_columns()
 
 
 def _cells(figures: StageFigures) -> tuple[Cell, ...]:

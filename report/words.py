@@ -1,7 +1,8 @@
-"""Numbers, times and names as people read them: 1 rank, 2 ranks; 5 minutes, not 0.1 hours."""
+"""Numbers, times and names as people read them and write them: 1 rank, 2 ranks; 5 minutes."""
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -73,3 +74,14 @@ def to_label(name: str) -> str:
     if len(shown) > MAX_LABEL_CHARS:
         shown = shown[: MAX_LABEL_CHARS - 1] + "…"
     return shown.replace("$", r"\$")
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """The numbers of GPUs that a flag names, such as 1,2,4."""
+    try:
+        counts = tuple(int(number) for number in text.split(","))
+    except ValueError:
+        counts = (0,)
+    if min(counts) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a list of GPU counts such as 1,2,4")
+    return counts

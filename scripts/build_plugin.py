@@ -7,6 +7,7 @@ import argparse
 import ast
 import io
 import logging
+import os
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from dataset.packages import require_packages
 
 require_packages()
 
+from dataset.durable import writing_whole
 from dataset.errors import run_command
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,21 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="example:\n  python scripts/build_plugin.py && condor/osdf_plugin -classad",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=OUT, help="the file to make")
+    parser.add_argument("--out", type=Path, default=OUT, help="default: condor/osdf_plugin")
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     files = find_files(SOURCE)
-    part = args.out.with_name(args.out.name + ".part")
-    part.write_bytes(SHEBANG + make_archive(files))
-    part.chmod(0o755)
-    part.replace(args.out)
+    with writing_whole(args.out) as file:
+        file.write(SHEBANG + make_archive(files))
+        os.fchmod(file.fileno(), 0o755)
     log.info("%s: %d modules, %d bytes", args.out, len(files), args.out.stat().st_size)
     return 0
 
 
 def find_files(source: Path) -> dict[str, Path]:
-    """The name in the archive of the source and of every module of ours that it needs."""
-    files = {"__main__.py": source, "dataset/__init__.py": ROOT / "dataset/__init__.py"}
+    """The name in the archive and the file of the source and of each module that it needs."""
+    files = {"__main__.py": source}
     waiting = [source]
     while waiting:
         for path in find_imports(waiting.pop()):
@@ -59,11 +60,15 @@ def find_files(source: Path) -> dict[str, Path]:
             if name not in files:
                 files[name] = path
                 waiting.append(path)
-    return files
+    folders = {
+        folder for path in files.values() for folder in path.parents if ROOT in folder.parents
+    }
+    packages = [init for folder in folders if (init := folder / "__init__.py").exists()]
+    return files | {init.relative_to(ROOT).as_posix(): init for init in packages}
 
 
 def find_imports(path: Path) -> list[Path]:
-    """The files of dataset/ that a module imports at its top; inside functions is for others."""
+    """The files of dataset/ that a module imports at its top; the plugin needs no others."""
     tree = ast.parse(path.read_text(), str(path), feature_version=OLDEST_PYTHON)
     names: list[str] = []
     for node in tree.body:

@@ -18,18 +18,17 @@ from dataset.packages import find_problem, require_packages
 
 require_packages()
 
-from dataset.federation.connection import Pool
 from dataset.errors import CommandError, UserError, run_command
-from dataset.federation.pelican import Target
-from dataset.fetch.object import Job, fetch_object
-from dataset.fetch.folder import Ledger
-from dataset.fetch.index_beside import INDEX_SUFFIX
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.network import check_network
+from dataset.federation.pelican import Target
+from dataset.fetch.folder import Ledger
+from dataset.fetch.object import Job, fetch_object
 from dataset.fetch.probe import find_size
 from dataset.fetch.remote import is_collection
 from dataset.fetch.request import Request
-from dataset.transfer.verify import read_block_checks
+from dataset.names import INDEX_SUFFIX
+from dataset.transfer.verify import NoChecks, OtherTar, read_block_checks
 
 ROOT = Path(__file__).resolve().parents[1]
 GB = 1 << 30  # as HTCondor counts
@@ -84,22 +83,28 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "data", metavar="DATA", help="URL of the data (several with commas), or dummy"
+        "data", metavar="DATA", help="URLs of the data, separated by commas, or dummy (no data)"
     )
-    parser.add_argument("macros", nargs="*", metavar="NAME=VALUE", help="for condor/train.sub")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many (default 1)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the study")
-    parser.add_argument("--retries", type=int, default=2, help="of a failed job (default 2)")
-    parser.add_argument("--check", action="store_true", help="only check DATA, as the DAG will")
+    parser.add_argument(
+        "macros", nargs="*", metavar="NAME=VALUE", help="settings of condor/train.sub"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="training jobs (default 1)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write the study to")
+    parser.add_argument("--retries", type=int, default=2, help="tries after a failure (default 2)")
+    parser.add_argument(
+        "--check", action="store_true", help="only check DATA, as the DAG does first"
+    )
     return parser.parse_intermixed_args(arguments)
 
 
 def check_data(data: str, macros: Mapping[str, str]) -> None:
-    """Says what the jobs will find; raises when they would find it missing, too large or stale."""
+    """Logs what the jobs will find; raises if the data is missing or too large, its index wrong."""
     if "://" not in data:
         log.info("%s: nothing to fetch, nothing to check", data)
         return
-    # One quick look: DAGMan asks again after some minutes (exit 75).
+    # Give up soon: after exit 75 DAGMan runs the check again in a few minutes.
     request = Request(Path(), Options(give_up_s=60.0), macros.get("FEDERATION") or None)
     total = 0
     for url in data.split(","):
@@ -107,9 +112,7 @@ def check_data(data: str, macros: Mapping[str, str]) -> None:
         if target.scheme != "file":
             check_network(target.discovery or target.url)
         if is_collection(target, request.access, request):
-            log.info(
-                "%s: a collection, its size is not known before it is fetched", target.identity
-            )
+            log.info("%s: a collection; its size is known only when it is fetched", target.identity)
             continue
         size = ask_for_size(target, request)
         total += size
@@ -117,23 +120,19 @@ def check_data(data: str, macros: Mapping[str, str]) -> None:
     data_gb = float(macros.get("DATA_GB", "138"))
     if total > data_gb * GB:
         raise UserError(
-            f"the data has {total / GB:.3g} GB and DATA_GB={data_gb:g}; jobs would run out of disk"
+            f"the data has {total / GB:.3g} GB, but DATA_GB={data_gb:g}: jobs would run out of "
+            "disk; give a larger DATA_GB"
         )
 
 
 def ask_for_size(target: Target, request: Request) -> int:
-    """The size of an object, asked of its sources."""
-    pool = Pool(request.options.stall_s)
-    lookup = Lookup(target, request.access, request.options, pool)
-    try:
+    """The size of an object, as its sources report it."""
+    with Lookup(target, request.access, request.options) as lookup:
         return find_size(lookup)
-    finally:
-        lookup.close()
-        pool.close()
 
 
 def describe_index(target: Target, size: int, request: Request) -> str:
-    """What the index beside a tar is good for; raises when it belongs to another tar."""
+    """Which checks the index beside a tar allows; raises when it belongs to another tar."""
     if not target.name.endswith(".tar"):
         return "no tar"
     beside = target.child(target.path + INDEX_SUFFIX)
@@ -143,11 +142,15 @@ def describe_index(target: Target, size: int, request: Request) -> str:
         try:
             fetch_object(Job(beside, path, Ledger(Path(folder))), request.access, options)
         except (CommandError, FileNotFoundError):
-            return "no index beside it: every job makes its own first"
-        checks, why = read_block_checks(path, size)
-    if "the object has" in why:
-        raise UserError(f"{why}; make the index again: python scripts/index_tar.py --checksums")
-    return "index with block checksums" if checks else f"index without block checksums ({why})"
+            return "no index beside it, so every job makes its own first"
+        try:
+            read_block_checks(path, size)
+        except OtherTar as error:
+            fix = "make the index again: python scripts/index_tar.py --checksums"
+            raise UserError(f"{error}; {fix}") from None
+        except NoChecks as error:
+            return f"index without block checksums ({error})"
+    return "index with block checksums"
 
 
 def parse_macros(texts: Sequence[str]) -> dict[str, str]:
@@ -156,11 +159,13 @@ def parse_macros(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Z][A-Z_]*", name):
-            raise UserError(f"{text!r} is no NAME=VALUE for condor/train.sub, such as EPOCHS=5")
+            raise UserError(f"{text!r} is not a NAME=VALUE for condor/train.sub, such as EPOCHS=5")
         if name in ("N", "SEED", "DATA", "LOG", "RESULTS", "ROOT"):
             raise UserError(f"{name} is set by the study itself; leave {text!r} out")
         if '"' in value or "'" in value or "\\" in value or "\n" in value:
-            raise UserError(f"{text!r}: quotes and backslashes do not survive a submit file")
+            raise UserError(
+                f"{text!r}: a submit file cannot carry quotes or backslashes; avoid them"
+            )
         macros[name] = value
     return macros
 
@@ -171,7 +176,7 @@ def write_study(args: argparse.Namespace, macros: Mapping[str, str]) -> None:
     dag = out / "study.dag"
     if dag.exists():
         raise UserError(
-            f"{dag} exists; submit it again to go on, or choose another --out for a new study"
+            f"{dag} exists; submit it again to continue, or choose another --out for a new study"
         )
     out.mkdir(parents=True, exist_ok=True)
     python, script = shlex.quote(sys.executable), shlex.quote(str(ROOT / "scripts/condor_study.py"))
@@ -186,7 +191,7 @@ def write_study(args: argparse.Namespace, macros: Mapping[str, str]) -> None:
 
 
 def make_dag(data: str, num_jobs: int, num_retries: int, macros: Mapping[str, str]) -> str:
-    """The DAG: check, then all jobs, and the report in the end, whatever happened."""
+    """The DAG: check, then all jobs, and at the end the report, even after failures."""
     common = {"N": "1", "DATA": data, "LOG": "study.log", "RESULTS": "results", "ROOT": str(ROOT)}
     names = [f"job{i:0{len(str(num_jobs - 1))}d}" for i in range(num_jobs)]
     lines = [

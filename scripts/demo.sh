@@ -1,6 +1,7 @@
 #!/bin/bash
 # The tour of `make demo`: a fake ImageNet, extracted, trained on by 1 and then by 2 processes, and what came out of it.
-# A second call finds what the first one made. ARCH=resnet50 takes about three times as long.
+# A second call finds what the first one made. ARCH=resnet50 takes about three times as long; DEMO_REPEATS=3 trains each
+# size three times, with three seeds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,6 +11,7 @@ data=${DEMO_DATA:-demo}
 records=${DEMO_RECORDS:-run_results/cpu/demo-$arch}
 report=${DEMO_REPORT:-report.html}
 classes=${DEMO_CLASSES:-10} train_per_class=${DEMO_TRAIN_PER_CLASS:-100} epochs=${DEMO_EPOCHS:-3} size=${DEMO_SIZE:-500x375}
+repeats=${DEMO_REPEATS:-1}
 
 step() { printf '\n== %s\n' "$*"; }
 
@@ -23,7 +25,7 @@ step "2 of 4: extract it -> $data/train and $data/val"
     --num_threads 2 --run_type all
 
 step "3 of 4: $arch at 64 pixels, $epochs epochs on 1 and on 2 processes of one thread each -> $records"
-"$python" scripts/scaling_study.py "$data" --gpus 1,2 --cluster local --weak --out "$records" -- \
+"$python" scripts/scaling_study.py "$data" --gpus 1,2 --cluster local --weak --repeats "$repeats" --out "$records" -- \
     --arch "$arch" --batch-size 32 --epochs "$epochs" --image-size 64 --device cpu --threads 1 --workers 0
 
 step "4 of 4: the report -> $report"

@@ -1,26 +1,33 @@
 #!/usr/bin/env python3
-"""Prints what was detected here (launcher, rank, CPUs, GPUs, data ...), why, and what is wrong."""
+"""Prints what was detected here (launcher, GPUs, data ...), what is wrong, and what to run next."""
 
-from __future__ import annotations
-
-import argparse
-import dataclasses
-import json
-import os
 import sys
-import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from dataset.packages import require_packages
+from dataset.packages import PINNED_PYTHONS, require_packages
 
-require_packages()
+require_packages()  # first of all: an old Python may lack the modules below
+
+import argparse
+import dataclasses
+import json
+import os
+import threading
 
 from dataset.errors import USER_MISTAKE, UserError, run_command
 from dataset.federation.pelican import OSDF_DISCOVERY, parse_federation
-from train.ranks.launch import Launch, detect_launch
+from dataset.redaction import redact
+from scripts.checks.next_step import NextStep, find_next
+from scripts.checks.place import (
+    Place,
+    ask_for_gpus,
+    choose_setup_python,
+    count_gpus,
+    find_tools,
+)
 from scripts.checks.supplies import (
     find_discovery,
     look_at_data,
@@ -29,6 +36,7 @@ from scripts.checks.supplies import (
     look_at_space,
     unreachable,
 )
+from scripts.checks.supply_state import DataState, find_data, inspect_data
 from scripts.checks.surroundings import (
     OK,
     WRONG,
@@ -42,15 +50,18 @@ from scripts.checks.surroundings import (
     look_at_memory,
     look_at_packages,
 )
+from train.ranks.launch import Launch, detect_launch
 
 NETWORK_S = 3.0
 EXAMPLE = """examples:
   python scripts/doctor.py /data/imagenet          on a login node, before you submit
-  srun --nodes=2 python scripts/doctor.py DATA     as the ranks will see it; rank 0 says most
-  srun --ntasks=2 --gpus-per-task=1 python scripts/doctor.py --gpu DATA     its speed, and the flags
-  srun --output=%t.json python scripts/doctor.py --json   one JSON object a rank
+  srun --nodes=2 python scripts/doctor.py DATA     as the ranks will see it; rank 0 reports in full
+  srun --ntasks=2 --gpus-per-task=1 python scripts/doctor.py --gpu DATA     speed, best flags
+  srun --output=%t.json python scripts/doctor.py --json   one JSON object per rank
 
-exit codes: 0 nothing is wrong (notes may be), 2 something is, with the way to mend it
+The last line is the command to run next. Without DATA it looks for ./data and ./demo.
+
+exit codes: 0 nothing is wrong (there may be notes), 2 something is; the message says how to fix it
 """
 
 
@@ -60,14 +71,18 @@ def main() -> int:
     launch = _detect()
     if args.gpu:
         return measure_gpu(args, launch)
+    if not args.data:
+        args.data = find_data([Path.cwd(), ROOT])
     findings = examine(args, launch)
+    step = choose_next(args, launch, findings)
     if args.json:
-        text = _to_json(findings, launch)
+        text = _to_json(findings, launch, step)
     elif isinstance(launch, UserError) or launch.is_main:
-        text = describe(findings)
+        text = f"{describe(findings)}\nnext: {step.why}\n\n    {step.command}\n"
     else:
         text = describe_briefly(findings, launch.rank)
-    sys.stdout.write(text)  # in one piece: the ranks of a job share a log
+    # In one piece, since the ranks of a job share a log; a path may have bytes that are no UTF-8.
+    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
     return USER_MISTAKE if any(finding.level == WRONG for finding in findings) else 0
 
 
@@ -85,16 +100,42 @@ def examine(args: argparse.Namespace, launch: Launch | UserError) -> list[Findin
     findings += [look_at_gpus(os.environ, torch, local_rank), look_at_decoder()]
     if args.data:
         findings.append(look_at_data(args.data))
-    findings.append(look_at_space(args.output, "space"))
+    findings.append(look_at_space(args.output or Path("run_results"), "space"))
     return findings + ([ask.finding()] if ask else [])
+
+
+def choose_next(
+    args: argparse.Namespace, launch: Launch | UserError, findings: list[Finding]
+) -> NextStep:
+    """The command to run after this one."""
+    wrong = {finding.topic for finding in findings if finding.level == WRONG}
+    tools = find_tools()
+    place = Place(
+        root=ROOT,
+        cwd=Path.cwd(),
+        python=sys.executable,
+        env=os.environ,
+        tools=tools,
+        launch=launch if isinstance(launch, Launch) else None,
+        data=DataState() if wrong else inspect_data(args.data),
+        num_gpus=count_gpus(sys.modules.get("torch")),
+        has_cluster_gpus=not wrong and "sbatch" in tools and ask_for_gpus(),
+        doctor_flags=tuple(sys.argv[1:]),
+        output=str(args.output or ""),
+        federation="" if args.federation == OSDF_DISCOVERY else args.federation,
+        has_wheels=sys.version_info[:2] in PINNED_PYTHONS,
+        setup_python=choose_setup_python(),
+    )
+    step = find_next(place, wrong)
+    return NextStep(step.why, redact(step.command))
 
 
 def measure_gpu(args: argparse.Namespace, launch: Launch | UserError) -> int:
     """Trains for a moment in several ways and recommends the flags; rank 0 speaks."""
     if isinstance(launch, UserError):
         raise launch
-    from train.device import choose_device
     from scripts.checks.first_hour import Network, measure_all
+    from train.device import choose_device
 
     device = choose_device("cuda", launch, os.environ)
     network = Network(args.arch, args.image_size, args.steps, device)
@@ -137,12 +178,13 @@ def describe_briefly(findings: list[Finding], rank: int) -> str:
     return "\n".join([f"rank {rank_text}, on {os.uname().nodename}: {state}", *wrong]) + "\n"
 
 
-def _to_json(findings: list[Finding], launch: Launch | UserError) -> str:
+def _to_json(findings: list[Finding], launch: Launch | UserError, step: NextStep) -> str:
     record = {
         "ok": not any(finding.level == WRONG for finding in findings),
         "host": os.uname().nodename,
         "launch": dataclasses.asdict(launch) if isinstance(launch, Launch) else None,
         "findings": [dataclasses.asdict(finding) for finding in findings],
+        "next": dataclasses.asdict(step),
     }
     return json.dumps(record) + "\n"
 
@@ -180,22 +222,31 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", nargs="?", default="", metavar="DATA", help="data to look at too")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "run_results", help="where runs will be written"
+        "data", nargs="?", default="", metavar="DATA", help="folder or URL of the data"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder of the run that comes next; default ./run_results"
     )
     parser.add_argument(
         "--federation", default=OSDF_DISCOVERY, metavar="URL", help=f"default {OSDF_DISCOVERY}"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a rank")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per rank")
     group = parser.add_argument_group("the first hour on a GPU")
-    group.add_argument("--gpu", action="store_true", help="measure it, and recommend the flags")
+    group.add_argument(
+        "--gpu", action="store_true", help="measure the training speed and recommend flags"
+    )
     group.add_argument("--arch", default="resnet50", help="default resnet50")
     group.add_argument("--image-size", type=int, default=224, metavar="N", help="default 224")
     group.add_argument(
-        "--batches", type=_batches, default=(64, 128, 256), help="of a GPU; default 64,128,256"
+        "--batches",
+        type=_batches,
+        default=(64, 128, 256),
+        help="images per GPU to try; default 64,128,256",
     )
-    group.add_argument("--steps", type=int, default=20, metavar="N", help="timed; default 20")
+    group.add_argument(
+        "--steps", type=int, default=20, metavar="N", help="steps to time; default 20"
+    )
     return parser
 
 

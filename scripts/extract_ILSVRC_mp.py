@@ -15,10 +15,10 @@ from dataset.packages import require_packages
 
 require_packages("numpy")
 
-from dataset.byte_meter import ByteMeter
-from dataset.errors import UserError, run_command
 from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.listing import Split
+from dataset.byte_meter import ByteMeter
+from dataset.errors import UserError, run_command
 from train.records.profile import measure_stage
 
 log = logging.getLogger("trainyard")
@@ -28,13 +28,14 @@ EXAMPLE = """examples:
   python scripts/extract_ILSVRC_mp.py --run_type val --val_tar data/ILSVRC2012_img_val.tar \\
       --valprep_script data/valprep.sh --output_dir data --verify
 
-A tar of class tars, a tree, a flat validation tar, a .tar.gz or Kaggle's zip: the shape is found.
-Interrupted or killed? The same command goes on. Unpacking is optional: scripts/index_tar.py.
+The layout is detected: a tar of class tars, a tree, a flat validation tar, a .tar.gz, Kaggle's zip.
+After an interruption or a kill, run the same command again: it continues. You can also train from
+the tars without unpacking them: see scripts/index_tar.py.
 """
 
 
 def main() -> int:
-    """Extracts what the flags ask for, and says in one line a split what there is now."""
+    """Extracts what the flags ask for, and logs one line per split about the result."""
     args = _parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     jobs = _jobs(args)
@@ -53,7 +54,7 @@ def main() -> int:
 
 
 def _jobs(args: argparse.Namespace) -> list[Extraction]:
-    """One extraction for each split that is asked for, all flags checked before the first."""
+    """One extraction for each split; all flags are checked before the first one starts."""
     splits: tuple[Split, ...] = ("train", "val") if args.run_type == "all" else (args.run_type,)
     archives = {"train": args.train_tar, "val": args.val_tar}
     for split in splits:
@@ -66,7 +67,7 @@ def _jobs(args: argparse.Namespace) -> list[Extraction]:
     if args.valprep_script is not None and not args.valprep_script.is_file():
         raise UserError(f"no such file: {args.valprep_script}; check --valprep_script")
     if args.md5 is not None and len(splits) > 1:
-        raise UserError("--md5 is the sum of one archive; add --run_type train or --run_type val")
+        raise UserError("--md5 is that of one archive; add --run_type train or --run_type val")
     return [
         Extraction(
             archive=archives[split],
@@ -87,25 +88,25 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--train_tar", type=Path, help="ILSVRC2012_img_train.tar, or a zip, or a .tar.gz")
-    add("--val_tar", type=Path, help="ILSVRC2012_img_val.tar, or a zip, or a .tar.gz")
-    add("--output_dir", type=Path, required=True, help="gets train/ and val/ with class folders")
+    add("--train_tar", type=Path, help="ILSVRC2012_img_train.tar, or a zip or .tar.gz of it")
+    add("--val_tar", type=Path, help="ILSVRC2012_img_val.tar, or a zip or .tar.gz of it")
+    add("--output_dir", type=Path, required=True, help="folder that train/ and val/ are made in")
     add(
         "--valprep_script",
         type=Path,
         help="valprep.sh or LOC_val_solution.csv with the labels of val (read, never run); "
         "default: one beside the archive or in the zip, else the built-in labels of the real set",
     )
-    add("--num_threads", type=int, default=_num_cpus(), help="default: the cores of this process")
+    add("--num_threads", type=int, default=_num_cpus(), help="default: one per core")
     add("--run_type", choices=("all", "train", "val"), default="all", help="default: all")
-    add("--md5", metavar="HEX", help="check the archive against this sum while extracting")
+    add("--md5", metavar="HEX", help="the MD5 that the archive must have")
     add(
         "--verify",
         action="store_true",
-        help="check a real ILSVRC2012 archive against its published sum while extracting, and the "
-        "size of every file that is there already",
+        help="check a real ILSVRC2012 archive against its published checksum while extracting, and "
+        "the sizes of the files that were extracted before",
     )
-    add("--keep_going", action="store_true", help="leave out bad classes; the exit code stays 3")
+    add("--keep_going", action="store_true", help="skip damaged classes; the exit code is still 3")
     add("--record", type=Path, metavar="DIR", help="folder for stages.jsonl; default: output_dir")
     return parser
 

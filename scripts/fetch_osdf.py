@@ -18,23 +18,23 @@ from dataset.packages import require_packages
 require_packages()
 
 from dataset.checksum import parse_given
-from dataset.fetch.dry_run import describe_sources
 from dataset.errors import UserError, run_command
 from dataset.federation.lookup import Options
-from dataset.redaction import redact_all
+from dataset.fetch.dry_run import describe_sources
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import METHODS, Request
 from dataset.fetch.summary import Summary
+from dataset.redaction import redact_all
 from train.records.profile import StageMeter, measure_stage
 from train.records.record import STAGES_FILE
 
 EXAMPLE = """example:
   python scripts/fetch_osdf.py osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar --out data
-  python scripts/fetch_osdf.py https://host/v.tar --out data --md5 29b22e2961454d5413ddabcf34fc5622
+  python scripts/fetch_osdf.py https://HOST/v.tar --out data --md5 29b22e2961454d5413ddabcf34fc5622
 
-The same command again goes on where it stopped. Exit codes: 0 done, 2 your mistake (the message
-says which), 3 the bytes are wrong, 75 a passing failure (try again), 130 Ctrl-C (goes on,
-too). docs/fetch.md tells the rest.
+Run the same command again to continue where it stopped. Exit codes: 0 done, 2 user error (the
+message says how to fix it), 3 the bytes are wrong, 75 a temporary failure (try again), 130 Ctrl-C.
+docs/fetch.md has the details.
 """
 
 
@@ -54,7 +54,7 @@ def main() -> int:
         try:
             summaries = fetch_urls(args.urls, request)
         except Exception as error:
-            with suppress(OSError):  # what went wrong first is what is said
+            with suppress(OSError):  # the first error is the one to report
                 _report(args, meter, getattr(error, "summaries", []))
             raise
         _report(args, meter, summaries)
@@ -76,30 +76,30 @@ def _parse_args() -> argparse.Namespace:
         "urls",
         nargs="+",
         metavar="URL",
-        help="osdf:///path, pelican://HOST/path, https, http, file",
+        help="osdf:///path, pelican://HOST/path, or an https, http or file URL",
     )
-    add("--out", type=Path, required=True, help="folder; each object gets its own name there")
+    add("--out", type=Path, required=True, help="folder to write to; objects keep their names")
     add("--md5", help="the MD5 that the object must have, in hex")
     add("--sha256", help="the SHA-256 that the object must have, in hex")
     add("--crc32", help="the CRC-32 that the object must have, in hex")
     add(
         "--require-digest",
         action="store_true",
-        help="refuse an object (exit 3) for which there is no digest at all",
+        help="refuse an object that nothing verifies (exit 3)",
     )
     add("--index", type=Path, help="a TAR.index with block checksums (default: OUT/NAME.index)")
-    add("--recursive", action="store_true", help="the URLs are collections")
+    add("--recursive", action="store_true", help="fetch all files below the URLs (collections)")
     add(
         "--connections",
         type=int,
         default=8,
-        help="at once, over all caches (default 8)",
+        help="connections open at once, over all caches (default 8)",
     )
     add(
         "--caches",
         type=int,
         default=3,
-        help="used at once; the others stand by (default 3)",
+        help="caches used at once; the others are spares (default 3)",
     )
     add(
         "--stall-seconds",
@@ -110,7 +110,7 @@ def _parse_args() -> argparse.Namespace:
     add(
         "--give-up-after",
         default="6h",
-        help="exit with 75 after this long without a new byte: seconds, 30m, 6h (default 6h)",
+        help="exit with 75 when no byte came for this long: seconds, or 30m, 6h (default 6h)",
     )
     add(
         "--missing-seconds",
@@ -119,14 +119,19 @@ def _parse_args() -> argparse.Namespace:
         help="seconds that every server must answer 404 before the object counts as missing "
         "(default 120)",
     )
-    add("--federation", help="discovery host for osdf:// (https unless written with http://)")
-    add("--token", type=Path, help="file with a bearer token (default: the usual places)")
+    add("--federation", help="discovery host for osdf:// URLs (default https://osg-htc.org)")
+    add("--token", type=Path, help="file with a bearer token (default: see docs/fetch.md)")
     add("--netrc", type=Path, help="file with logins for https URLs (default: ~/.netrc)")
-    add("--method", choices=METHODS, default="auto", help="one of the OSG study's three ways")
-    add("--dry-run", action="store_true", help="show the sources and fetch nothing")
-    add("--summary", type=Path, help="write the JSON summary there ('-': standard output)")
+    add(
+        "--method",
+        choices=METHODS,
+        default="auto",
+        help="one of the three ways that the OSG study compared (default auto: as the URL says)",
+    )
+    add("--dry-run", action="store_true", help="only show the sources; fetch nothing")
+    add("--summary", type=Path, help="file for the JSON summary ('-' for standard output)")
     add("--record", type=Path, help="folder for stages.jsonl (default: OUT)")
-    add("--verbose", action="store_true", help="every failed request, too")
+    add("--verbose", action="store_true", help="also log every failed request")
     return parser.parse_args()
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The OSG study's tables and pictures from HTCondor event logs, or from the study's own tables."""
+"""Makes the OSG study's tables and pictures from HTCondor event logs or from the study's tables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ from dataset.packages import require_packages
 require_packages()
 
 from dataset.errors import UserError, run_command
-from report.grid.eventlog import read_event_logs
-from report.grid.report import GridReport, make_report
-from report.grid.history import read_histories
+from report.grid.input import report_logs, report_tables
 from report.grid.plots import draw_grid_charts
-from report.grid.rows import make_row, read_records
-from report.grid.tables import describe_log, make_tables
-from report.grid.totals import compute_totals
-from report.grid.published import compare_with_printed, is_study_table, read_study
+from report.grid.published import is_study_table
+from report.grid.report import GridReport
+from report.grid.tables import make_tables
 from report.table import Table, to_csv, to_json, to_markdown
 from report.words import count
 
@@ -33,8 +30,8 @@ EPILOG = """example:
   python scripts/grid_report.py study.log --runs results/ --out grid_report/
   python scripts/grid_report.py run_results/published/osg_100_jobs_5_epochs.csv
 
-A folder stands for every *.log file below it. csv prints the table of jobs; with --out every table
-is written as CSV, with report.md, report.json and the pictures as PNG and SVG."""
+A folder means all *.log files below it. --format csv prints the table of jobs; --out writes every
+table as CSV, report.md, report.json, and the pictures as PNG and SVG."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,11 +61,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--runs", nargs="*", type=Path, default=[], metavar="DIR",
-        help="folders with the run.json and stages.jsonl that came back: they check the outcomes",
+        help="folders with the run.json and stages.jsonl that came back, to check the outcomes",
     )  # fmt: skip
-    parser.add_argument("--format", choices=("md", "csv", "json"), default="md")
+    parser.add_argument("--format", choices=("md", "csv", "json"), default="md", help="default md")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write all files of the report here"
+        "--out", type=Path, metavar="DIR", help="folder for all files of the report"
     )
     return parser.parse_args(arguments)
 
@@ -82,25 +79,6 @@ def find_inputs(inputs: list[Path]) -> list[Path]:
             raise UserError(f"no *.log file below {path}; give the event logs themselves")
         files += found
     return list(dict.fromkeys(files))
-
-
-def report_logs(paths: list[Path], runs: list[Path]) -> GridReport:
-    """The report of event logs, checked by the records that came back."""
-    events = read_event_logs(paths)
-    records, notes = read_records(runs)
-    histories = read_histories(events.events)
-    jobs = [make_row(history, records.get(history.job)) for history in histories]
-    if not jobs:
-        raise UserError(f"no job in {', '.join(map(str, paths))}; did it start yet?")
-    return make_report("Grid report", jobs, remarks=[*describe_log(events), *notes])
-
-
-def report_tables(paths: list[Path]) -> GridReport:
-    """The report of a study's own tables, against its printed totals where they are known."""
-    jobs = [job for path in paths for job in read_study(path)]
-    comparisons = compare_with_printed(paths[0], compute_totals(jobs)) if len(paths) == 1 else []
-    names = ", ".join(path.name for path in paths)
-    return make_report(f"Grid report of {names}", jobs, comparisons=comparisons)
 
 
 def render(report: GridReport, form: str) -> str:

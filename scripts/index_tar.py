@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes TAR.index for each tar, so that training reads its images in place, nothing unpacked."""
+"""Writes TAR.index for each tar, so that training reads its images from the tar, not unpacked."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from dataset.packages import require_packages
 
 require_packages("numpy")
 
-from dataset.byte_meter import ByteMeter
-from dataset.errors import DataError, UserError, run_command
 from dataset.archive.index import build_index, find_current, find_index, verify_tar
 from dataset.archive.index_file import load_index
+from dataset.byte_meter import ByteMeter
+from dataset.errors import DataError, UserError, run_command
+from dataset.published import find_published
+from dataset.words import count
 from train.records.profile import measure_stage
 
 log = logging.getLogger("trainyard")
+PROVEN = "its MD5 is the published one"
+UNPROVEN = "only its headers were read; --checksums compares all of it with the published MD5"
 EXAMPLE = """examples:
   python scripts/index_tar.py data/ILSVRC2012_img_train.tar data/ILSVRC2012_img_val.tar
   python scripts/index_tar.py --checksums data/ILSVRC2012_img_train.tar    reads all bytes once
   python scripts/index_tar.py --verify data/ILSVRC2012_img_train.tar       names damaged bytes
 
-The index is written beside the tar, or into --index-dir, or, when the folder of the tar cannot be
-written, into your cache folder. `python -m train data` makes it on first use as well.
+The index is written beside the tar, or to --index-dir; if the tar's folder is read-only, to your
+cache folder. `python -m train data` makes it on first use, too. Without --checksums only the
+headers of a tar are read. With it, a published ILSVRC2012 archive must have its published MD5.
 """
 
 
@@ -64,17 +69,19 @@ def _index(tar: Path, args: argparse.Namespace) -> None:
         stage.extra = {"images": len(index), "checksums": args.checksums}
     seconds = time.monotonic() - start_s
     log.info(
-        "%s: %d classes, %d images in %.2f s (%.2f µs an image)",
+        "%s: %s, %s in %.2f s (%.2f µs per image)",
         place,
-        len(index.classes),
-        len(index),
+        count(len(index.classes), "class", "classes"),
+        count(len(index), "image"),
         seconds,
         1e6 * seconds / len(index),
     )
+    if find_published(tar.name, tar.stat().st_size):
+        log.info("%s: %s", tar, PROVEN if args.checksums else UNPROVEN)
 
 
 def _is_up_to_date(tar: Path, args: argparse.Namespace) -> bool:
-    """Whether the index is younger than the tar, belongs to it and has what is asked for."""
+    """Whether the index is newer than the tar, belongs to it and has what the flags ask for."""
     place = find_index(tar, args.index_dir)
     if place is None or place.stat().st_mtime_ns < tar.stat().st_mtime_ns:
         return False
@@ -101,7 +108,7 @@ def _verify(tar: Path, args: argparse.Namespace) -> None:
 
 
 def _record_folder(tar: Path, args: argparse.Namespace) -> Path | None:
-    """Where the stage's line goes: --record, else the folder that the index is in, if writable."""
+    """Where the line of the stage goes: --record, else the folder of the index, if writable."""
     folder: Path = args.record or args.index_dir or tar.resolve().parent
     return folder if args.record or not folder.exists() or os.access(folder, os.W_OK) else None
 
@@ -121,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--checksums", action="store_true", help="also store a crc32c of every 4 MiB block")
     add("--verify", action="store_true", help="compare the tar with the checksums of its index")
-    add("--index-dir", type=Path, metavar="DIR", help="folder of the indexes, if not the tar's")
+    add("--index-dir", type=Path, metavar="DIR", help="folder for the indexes; default: the tar's")
     add("--record", type=Path, metavar="DIR", help="folder for stages.jsonl; default: the index's")
     return parser
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes ILSVRC-shaped archives with learnable classes, for tests, demos and rehearsals."""
+"""Makes small archives in the layout of ILSVRC2012, with learnable classes, for tests and demos."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dataset.packages import require_packages
 require_packages("numpy", "PIL")
 
 from dataset.errors import run_command
-from dataset.fake.make import make_fake_imagenet
 from dataset.fake.archives import SHAPES
 from dataset.fake.draw import Progress
+from dataset.fake.make import make_fake_imagenet
 
 log = logging.getLogger("trainyard")
 EXAMPLE = """example:
@@ -62,11 +62,14 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the archives")
-    parser.add_argument("--classes", type=int, default=10, help="default 10")
-    parser.add_argument("--train-per-class", type=int, default=50, help="default 50")
-    parser.add_argument("--val-per-class", type=int, default=10, help="default 10")
+    parser.add_argument("--classes", type=int, default=10, help="number of classes, default 10")
+    parser.add_argument("--train-per-class", type=int, default=50, help="images, default 50")
+    parser.add_argument("--val-per-class", type=int, default=10, help="images, default 10")
     parser.add_argument(
-        "--size", type=_size, default=(500, 375), help="mean WIDTHxHEIGHT, default 500x375"
+        "--size",
+        type=_size,
+        default=(500, 375),
+        help="mean WIDTHxHEIGHT in pixels, default 500x375",
     )
     parser.add_argument(
         "--shape",
@@ -77,9 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes; default 0")
     parser.add_argument(
-        "--oddities", action="store_true", help="one CMYK and one grey JPEG, one PNG named .JPEG"
+        "--oddities",
+        action="store_true",
+        help="add a CMYK JPEG, a grey JPEG, and a PNG named .JPEG",
     )
-    parser.add_argument("--processes", type=int, help="default: one a core")
+    parser.add_argument("--processes", type=int, help="default: one per core")
     return parser
 
 

@@ -17,26 +17,24 @@ from dataset.packages import require_packages
 
 require_packages("numpy", "matplotlib")
 
+from dataset.durable import writing_whole
 from dataset.errors import UserError, run_command
 from report.curves import load_epochs
-from report.grid.eventlog import read_event_logs
-from report.grid.report import GridReport, make_report
-from report.grid.history import read_histories
-from report.grid.rows import make_row, read_records
-from report.grid.tables import describe_log
-from report.grid.totals import compute_totals
+from report.grid.input import report_logs, report_tables
+from report.grid.published import is_study_table
+from report.grid.report import GridReport
 from report.page import Contents, build_page
-from report.grid.published import compare_with_printed, is_study_table, read_study
 from report.runs import Run, load_runs
 from report.scaling import build_studies
 from report.stages import load_stages, read_published_stages, summarise_stages
+from report.words import parse_counts
 from train.records.record import RUN_FILE, STAGES_FILE
 
 log = logging.getLogger("trainyard")
 EVENT = re.compile(rb"^\d{3} \(\d+\.\d+\.\d+\) ")
 EXAMPLE = """examples:
   python scripts/report.py run_results/cpu --out report.html
-  python scripts/report.py my_study grid/study.log --out report.html
+  python scripts/report.py my_study grid/study.log --predict 128,256 --out report.html
   python scripts/report.py run_results/published/kempner_a100.csv \\
       run_results/published/osg_100_jobs_5_epochs.csv --epochs 90 --out published.html
 """
@@ -59,9 +57,8 @@ def main() -> int:
     inputs = sort_inputs(args.inputs)
     page = build_page(_read(inputs, args))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    part = args.out.with_name(args.out.name + ".part")
-    part.write_text(page)
-    part.replace(args.out)
+    with writing_whole(args.out) as file:
+        file.write(page.encode())
     log.info("wrote %s (%.0f KB)", args.out, len(page.encode()) / 1e3)
     return 0
 
@@ -100,24 +97,16 @@ def _read(inputs: Inputs, args: argparse.Namespace) -> Contents:
 
 def _read_grids(inputs: Inputs) -> tuple[list[GridReport], list[str]]:
     """A report for each study's table and one for all event logs, and notes on unusable logs."""
-    grids = []
-    notes: list[str] = []
-    for path in inputs.grid_tables:
-        jobs = read_study(path)
-        comparisons = compare_with_printed(path, compute_totals(jobs))
-        grids.append(make_report(f"Grid report of {path.name}", jobs, comparisons=comparisons))
-    if inputs.event_logs:
-        try:
-            events = read_event_logs(inputs.event_logs)
-        except UserError as error:
-            if not inputs.runs and not inputs.stages:
-                raise
-            return grids, [f"no grid report: {error}"]
-        records, _ = read_records([path for path in inputs.runs if path.is_dir()])
-        jobs = [make_row(h, records.get(h.job)) for h in read_histories(events.events)]
-        if jobs:
-            grids.append(make_report("Grid report", jobs, remarks=describe_log(events)))
-    return grids, notes
+    grids = [report_tables([path]) for path in inputs.grid_tables]
+    if not inputs.event_logs:
+        return grids, []
+    folders = [path for path in inputs.runs if path.is_dir()]
+    try:
+        return [*grids, report_logs(inputs.event_logs, folders, tells_runs=False)], []
+    except UserError as error:
+        if not inputs.runs and not inputs.stages:
+            raise
+        return grids, [f"no grid report: {error}"]
 
 
 def sort_inputs(paths: list[Path]) -> Inputs:
@@ -138,7 +127,7 @@ def sort_inputs(paths: list[Path]) -> Inputs:
         elif is_event_log(path):
             inputs.event_logs.append(path)
         else:
-            raise UserError(f"{path} is no run.json, CSV or HTCondor event log; leave it out")
+            raise UserError(f"{path} is not a run.json, CSV or HTCondor event log; leave it out")
     return inputs
 
 
@@ -162,13 +151,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("inputs", type=Path, nargs="+", metavar="RUNS_AND_LOGS")
+    parser.add_argument(
+        "inputs",
+        type=Path,
+        nargs="+",
+        metavar="RUNS_AND_LOGS",
+        help="run folders, folders of runs, published CSVs, HTCondor event logs",
+    )
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="default report.html")
-    parser.add_argument("--title", default="Trainyard report", help="the page's heading")
+    parser.add_argument("--title", default="Trainyard report", help="default Trainyard report")
     parser.add_argument("--epochs", type=int, help="epochs of each run in a published CSV")
     parser.add_argument("--target-acc1", type=float, help="show the time to this accuracy (%%)")
     parser.add_argument(
-        "--predict", type=int, nargs="*", default=(), metavar="N", help="predict N GPUs, too"
+        "--predict", type=parse_counts, default=(), metavar="N,N", help="also predict for N GPUs"
     )
     return parser
 

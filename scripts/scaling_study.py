@@ -18,7 +18,7 @@ require_packages("numpy", "submitit", "torch")
 
 from dataset.errors import DONE, run_command
 from report.table import to_json, to_markdown
-from report.words import count
+from report.words import count, parse_counts
 from scripts.study.jobs import describe
 from scripts.study.plan import (
     CLUSTERS,
@@ -38,17 +38,17 @@ log = logging.getLogger("trainyard")
 EXAMPLE = """examples:
   python scripts/scaling_study.py DATA --gpus 1,2 --cluster local -- -a resnet18 -b 32 --epochs 3
   python scripts/scaling_study.py DATA --gpus 1,2,4,8 --cluster slurm --partition gpu -- -b 256
-  python scripts/scaling_study.py status DIR      where each point is
+  python scripts/scaling_study.py status DIR      the state of each run
   python scripts/scaling_study.py resume DIR      runs what is missing, after Ctrl-C or a reboot
-  python scripts/scaling_study.py cancel DIR      ends its jobs with a checkpoint; resume continues
+  python scripts/scaling_study.py cancel DIR      stops its jobs with a checkpoint; resume continues
 
-What follows -- goes to `python -m train`; -b is the batch of the smallest point (--weak) or of
-every point (--strong).
+Flags after -- go to `python -m train`; -b is the batch of the smallest size (--weak) or of every
+size (--strong).
 """
 
 
 def main() -> int:
-    """Starts a study, or asks, resumes or cancels one."""
+    """Starts a study, or shows the status of one, resumes it or cancels it."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     words = sys.argv[1:]
     if words and words[0] in ("status", "resume", "cancel"):
@@ -114,18 +114,11 @@ def _resume(args: argparse.Namespace) -> int:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our words, and those after -- that go to the trainer."""
+    """The words before -- (ours), and those after it (the trainer's)."""
     if "--" not in words:
         return words, []
     cut = words.index("--")
     return words[:cut], words[cut + 1 :]
-
-
-def _gpu_counts(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(count) for count in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a list such as 1,2,4") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,18 +126,18 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("data", nargs="?", default="", metavar="DATA", help="as for python -m train")
-    add("--gpus", type=_gpu_counts, required=True, help="sizes: 1,2,4 (with --device cpu: ranks)")
+    add("data", nargs="?", default="", metavar="DATA", help="the data, as for python -m train")
+    add("--gpus", type=parse_counts, required=True, help="such as 1,2,4 (with --device cpu: ranks)")
     add("--cluster", choices=CLUSTERS, default="local", help="default local: this machine")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--weak", action="store_true", help="the batch grows with the GPUs (default)")
-    way.add_argument("--strong", action="store_true", help="the global batch stays as given")
+    way.add_argument("--strong", action="store_true", help="the global batch stays the same")
     add("--repeats", type=int, default=1, help="runs per size, each with its own seed; default 1")
     add("--out", type=Path, help="the study's folder; default run_results/studies/<time>")
     add(
         "--dry-run",
         action="store_true",
-        help="print every command and the sbatch text, submit none",
+        help="print every command and the sbatch text, and submit nothing",
     )
     add("--no-wait", action="store_true", help="return when the jobs are submitted (slurm)")
     group = parser.add_argument_group("passed on to sbatch")

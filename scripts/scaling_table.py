@@ -20,6 +20,7 @@ from report.runs import load_runs
 from report.scaling import build_studies
 from report.scaling_tables import scaling_table
 from report.table import to_csv, to_json, to_markdown, to_writable
+from report.words import parse_counts
 
 log = logging.getLogger("trainyard")
 EXAMPLE = """examples:
@@ -52,25 +53,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUNS")
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUNS", help="run folders, or a published CSV"
+    )
     parser.add_argument("--format", choices=("md", "csv", "json"), default="md", help="default md")
     parser.add_argument(
-        "--predict", type=_sizes, default=(), metavar="N,N", help="also predict the time on N GPUs"
+        "--predict",
+        type=parse_counts,
+        default=(),
+        metavar="N,N",
+        help="also predict N GPUs",
     )
     parser.add_argument(
-        "--epochs", type=int, help="epochs of each run in a CSV: times are then given per epoch"
+        "--epochs", type=int, help="epochs of each run in a CSV, to show times per epoch"
     )
     return parser
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(size) for size in text.split(","))
-    except ValueError:
-        sizes = (0,)
-    if min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a list of GPU counts such as 128,256")
-    return sizes
 
 
 if __name__ == "__main__":

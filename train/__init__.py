@@ -1,1 +1,30 @@
-"""The trainer: `python -m train DATA`. Importing the package itself imports nothing."""
+"""The trainer: `python -m train DATA`. Importing the package itself imports nothing.
+
+__main__      the command: from flags to an exit code
+config        what a run is asked to do
+paths         the paths that flags name
+run           the story: prepare, train, evaluate, stop or finish
+prepare       from flags to a trainer that can start
+last_run      the run that a command would go on with
+output        the folder of a run
+device        which device a rank computes on
+model         the network, and weights in and out
+recipe_table  every published value, with its source
+recipe        what a batch size gets, and the schedules
+optim         LARS, the optimisers, the moving average
+norm          batch norm that does not depend on the ranks
+step          one optimiser step: the hot path
+microbatch    as many images at once as every GPU takes
+feed          the batches from where a run stands
+progress      where a run stands besides its weights
+evaluate      accuracy that counts every image once
+epoch         sums, lines and record of the epoch under way
+validation    validation within a run, and -e
+stranded      a rank whose batch never comes saves and stops
+failure       how a run ends badly, said once
+
+ranks/        the ranks of a job: who they are, how they meet, talk and stop together
+data/         images to batches
+records/      what a run writes down
+checkpoints/  states on the disk: whole or not at all, found again, gone on from
+"""

@@ -15,14 +15,14 @@ from dataset.errors import UserError
 from dataset.redaction import redact_name
 
 EXAMPLE = """examples:
-  python -m train DATA -a resnet50 -b 256 --output runs/a      one process, all it can see
-  srun python -m train DATA -b 1024 --output runs/b            one rank a task, under SLURM
-  torchrun --nproc-per-node 4 -m train DATA -b 1024 --output runs/c    one rank a GPU
-  python -m train --dummy -b 256 --max-steps 50                the compute ceiling, no data
+  python -m train DATA -a resnet50 -b 256 --output runs/a      one process
+  srun python -m train DATA -b 1024 --output runs/b            one rank per task, under SLURM
+  torchrun --nproc-per-node 4 -m train DATA -b 1024 --output runs/c    one rank per GPU
+  python -m train --dummy -b 256 --max-steps 50                speed without reading data
 
 exit codes: 0 done, 1 crash, 2 user error, 3 bad data, 4 diverged, 75 try again,
             85 stopped with a checkpoint: run the same command again, with its --output,
-            130 Ctrl-C before the first step, or a second one: ended at once
+            130 Ctrl-C before the first step, or twice: ended without a checkpoint
 """
 
 
@@ -44,10 +44,10 @@ class TrainConfig:
     epochs: int = _flag(90, "passes over the training set", "--epochs")
     batch_size: int = _flag(256, "GLOBAL batch, over all ranks", "-b", "--batch-size")
     microbatch: int | None = _flag(
-        None, "images a forward pass; default: the batch of a rank, on a GPU what fits of it"
+        None, "images per forward pass; default: a rank's whole batch, or what fits on the GPU"
     )
     largest_microbatch: int | None = _flag(
-        None, "where the search for a --microbatch that fits begins; a study's rows share it"
+        None, "the largest --microbatch to try when none is given; scaling studies set it"
     )
     recipe: str = _flag(
         "auto", "how LR, decay and optimiser are set", choices=("auto", "reference", "sgd", "lars")
@@ -59,43 +59,50 @@ class TrainConfig:
     label_smoothing: float | None = _flag(None, "label smoothing; default: the recipe's")
     lars_eta: float | None = _flag(None, "LARS's trust coefficient; default: the recipe's")
     lars_eps: float | None = _flag(None, "LARS's epsilon; default: the recipe's")
-    ema: float = _flag(0.0, "decay of the averaged weights at batch 256, 0 for none")
-    workers: int | None = _flag(None, "cores of a rank's loader; 0: in-process", "-j", "--workers")
-    threads: int | None = _flag(None, "compute threads of a rank on CPU; default: its cores")
-    decoder: str = _flag(
-        "auto", "JPEG decoder; auto: the kernel where built", choices=("auto", "kernel", "pil")
+    ema: float = _flag(0.0, "decay of the averaged weights at batch 256; 0: no averaging")
+    workers: int | None = _flag(
+        None,
+        "cores per rank that load images; 0: in-process; default: chosen from its cores",
+        "-j",
+        "--workers",
     )
-    image_size: int = _flag(224, "pixels a side of a training crop")
-    seed: int = _flag(0, "what the order, the crops and the first weights derive from")
+    threads: int | None = _flag(None, "compute threads per rank on a CPU; default: its cores")
+    decoder: str = _flag(
+        "auto", "JPEG decoder; auto: the kernel if built", choices=("auto", "kernel", "pil")
+    )
+    image_size: int = _flag(224, "width and height of a training crop in pixels")
+    seed: int = _flag(0, "seed of the order, the crops and the first weights")
     precision: str = _flag(
         "auto", "number format", choices=("auto", "fp32", "tf32", "bf16", "fp16", "fp64")
     )
     device: str = _flag("auto", "where to compute", choices=("auto", "cuda", "cpu"))
     compile: bool = _flag(False, "torch.compile the model")
-    dummy: bool = _flag(False, "made-up data on the device: the compute ceiling")
-    max_steps: int | None = _flag(None, "stop after so many optimiser steps in all")
+    dummy: bool = _flag(False, "made-up images on the device, to measure the computation alone")
+    max_steps: int | None = _flag(None, "stop after this many optimiser steps in total")
     print_freq: int = _flag(10, "steps between progress lines", "-p", "--print-freq")
-    evaluate: bool = _flag(False, "only evaluate --weights, --resume or latest", "-e", "--evaluate")
+    evaluate: bool = _flag(
+        False, "only evaluate: --weights, --resume or the latest checkpoint", "-e", "--evaluate"
+    )
     pretrained: bool = _flag(False, "start from torchvision's weights (needs a network)")
     weights: Path | None = _flag(None, "start from this state dict or checkpoint")
     save_model: bool = _flag(False, "write the model, a plain state dict, at the end")
     output: Path | None = _flag(None, "the run's folder; default run_results/DEVICE/RUN_ID")
     resume: Path | None = _flag(
         None,
-        "a checkpoint to go on from (default: the output's latest), or 'last': the newest "
+        "checkpoint to continue from (default: the latest in --output), or 'last': the newest "
         "unfinished run of this command in run_results/",
     )
-    force: bool = _flag(False, "resume although the data or the recipe changed")
-    checkpoint_minutes: float = _flag(15.0, "at most so much work is lost to a kill")
-    deadline: float | None = _flag(None, "unix time by which to have stopped; default: SLURM's")
+    force: bool = _flag(False, "resume even if the data or the recipe changed")
+    checkpoint_minutes: float = _flag(15.0, "write a checkpoint at least this often")
+    deadline: float | None = _flag(None, "unix time to stop by; default: SLURM's time limit")
     timeout_minutes: float = _flag(10.0, "how long ranks wait for each other")
-    data_dir: Path | None = _flag(None, "where a DATA that is a URL is fetched to; default ./data")
-    federation: str | None = _flag(None, "discovery host of osdf:// URLs, instead of OSDF's")
-    token: Path | None = _flag(None, "file with the bearer token of a protected DATA")
+    data_dir: Path | None = _flag(None, "folder that a URL is fetched to; default ./data")
+    federation: str | None = _flag(None, "discovery host of osdf:// URLs; default OSDF's")
+    token: Path | None = _flag(None, "file with the bearer token for a protected URL")
     index_dir: Path | None = _flag(None, "where tar indexes go when DATA is read-only")
     allow_empty_classes: bool = _flag(False, "class folders without an image are classes too")
-    skip_bad_images: int = _flag(0, "undecodable images an epoch to replace and count")
-    tensorboard: bool = _flag(False, "also write TensorBoard events into the output")
+    skip_bad_images: int = _flag(0, "undecodable images to tolerate per epoch")
+    tensorboard: bool = _flag(False, "also write TensorBoard events to the output folder")
     show_recipe: bool = _flag(False, "print the recipe of this batch size and stop")
 
     def __post_init__(self) -> None:
@@ -125,7 +132,7 @@ class TrainConfig:
             value = getattr(self, name) or 0
             _check(value <= MAX_CORES, name, value, f"at most {MAX_CORES}")
         if self.pretrained and self.weights:
-            raise UserError("--pretrained and --weights both name the first weights; give one")
+            raise UserError("--pretrained and --weights both give the first weights; use one")
         if self.resumes_last and self.output:
             raise UserError("--resume last finds the folder itself; leave out --output")
         if not self.data and not self.dummy and not self.show_recipe:

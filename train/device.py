@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from dataset.errors import UserError
+from dataset.words import count
 from train.ranks.cpus import cpus_of_rank
 from train.ranks.gpus import explain_no_gpu, given_gpus, require_kernels
 from train.ranks.launch import Launch
@@ -25,8 +26,8 @@ def choose_device(wanted: str, launch: Launch, env: Mapping[str, str]) -> torch.
     """This rank's device; GPUs that were given but cannot be used are an error."""
     if wanted == "cpu":
         return torch.device("cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count == 0:
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_gpus == 0:
         given = given_gpus(env)
         if wanted == "cuda" or given:
             seen = f" ({given[0]})" if given else ""
@@ -36,11 +37,11 @@ def choose_device(wanted: str, launch: Launch, env: Mapping[str, str]) -> torch.
             )
         return torch.device("cpu")
     # With one GPU bound to each task every rank sees its own as number 0.
-    index = 0 if count == 1 else launch.local_rank
-    if index >= count or (count == 1 and launch.local_world_size > 1 and _all_see_one(env)):
+    index = 0 if num_gpus == 1 else launch.local_rank
+    if index >= num_gpus or (num_gpus == 1 and launch.local_world_size > 1 and _all_see_one(env)):
         raise UserError(
-            f"{launch.local_world_size} ranks on this node but {count} GPUs to see; ask for one "
-            "rank a GPU"
+            f"{launch.local_world_size} ranks on this node see {count(num_gpus, 'GPU')}; "
+            "ask for one GPU per rank"
         )
     torch.cuda.set_device(index)
     require_kernels(torch, index)
@@ -48,7 +49,7 @@ def choose_device(wanted: str, launch: Launch, env: Mapping[str, str]) -> torch.
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:
-    """The number format: what the device is fast at, unless one is named."""
+    """The number format: the one named, else one that is fast on the device."""
     if wanted != "auto":
         if wanted in ("tf32", "fp16") and device.type == "cpu":
             raise UserError(f"--precision {wanted} needs a GPU; this run is on the CPU: use fp32")
@@ -62,7 +63,7 @@ def choose_precision(wanted: str, device: torch.device) -> str:
 
 
 def set_up_math(precision: str, device: torch.device) -> None:
-    """Lets matrix products and convolutions use what the precision allows."""
+    """Lets matrix products and convolutions use TF32 if the precision allows it."""
     if device.type == "cuda":
         allow = precision in ("tf32", "bf16", "fp16")
         torch.backends.cuda.matmul.allow_tf32 = allow
@@ -78,10 +79,10 @@ def prefers_channels_last(device: torch.device, precision: str, image_size: int)
 
 
 def keep_freed_memory() -> None:
-    """Lets a process that trains on a CPU keep freed activations for the next step.
+    """Lets a process that trains on a CPU keep the memory of freed activations for the next step.
 
-    Otherwise glibc gives every large block back to the kernel, which clears all its pages again a
-    moment later; benchmarks/step.py has what this brings. Elsewhere than with glibc: nothing.
+    Otherwise glibc returns every large block to the kernel, which clears its pages again a moment
+    later; benchmarks/step.py measures the gain. Without glibc this does nothing.
     """
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
         ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
@@ -109,7 +110,7 @@ def choose_threads(
 
 
 def identify_gpu(device: torch.device) -> str:
-    """What tells this GPU from all others of all nodes; empty where nothing does."""
+    """A name for this GPU that is unique over all nodes; empty where there is none."""
     if device.type != "cuda":
         return ""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # not in torch 2.1
@@ -122,5 +123,5 @@ def name_device(device: torch.device) -> str:
 
 
 def _all_see_one(env: Mapping[str, str]) -> bool:
-    """Whether nothing bound one GPU to each task: then all ranks of the node share the only one."""
+    """Whether all ranks of the node see the same single GPU: none was bound to each task."""
     return "SLURM_STEP_GPUS" not in env and "," not in env.get("CUDA_VISIBLE_DEVICES", "0")

@@ -1,4 +1,4 @@
-"""The epoch under way: its sums over ranks and attempts, its progress lines, its record."""
+"""The current epoch: its sums over ranks and attempts, its progress lines, its record."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from dataset.errors import DataError
-from train.ranks.comm import Comm
+from dataset.words import count
 from train.evaluate import Accuracy
 from train.failure import ADVICE, Diverged
 from train.progress import EpochSums, Progress
+from train.ranks.comm import Comm
 from train.records.recorder import PhaseClock
 from train.step import Trainer
 
@@ -36,7 +37,7 @@ class EpochMeter:
         self.begin()
 
     def begin(self) -> None:
-        """A new epoch, or the rest of one, of which nothing but its validation may be left."""
+        """Starts an epoch, or the rest of one (perhaps only its validation)."""
         is_due = not self._progress.is_evaluated
         per_epoch = self._trainer.plan.steps_per_epoch
         self.epoch, in_epoch = divmod(self._trainer.step - is_due, per_epoch)
@@ -52,7 +53,7 @@ class EpochMeter:
         self._start_steady()
 
     def count_step(self, skipped: list[str], allowed: int) -> None:
-        """Counts a whole step, and the images that were replaced in it by others."""
+        """Counts a finished step and the images that were skipped in it."""
         for name in skipped:
             log.warning("skipped an image that cannot be decoded: %s", name)
         self._skipped += len(skipped)
@@ -62,7 +63,7 @@ class EpochMeter:
             self._start_steady()
 
     def show_progress(self, total_steps: int) -> None:
-        """One line with the sums of the last call: they were copied without waiting for the GPU."""
+        """Logs one line with the sums of the previous call, copied without waiting for the GPU."""
         step, sums = self._read_sums()
         images = (step - self._first_step) * self._trainer.plan.batch_size
         if images == 0:
@@ -98,7 +99,7 @@ class EpochMeter:
 
     @property
     def steady_images_per_s(self) -> float | None:
-        """Images a second of whole training steps, data wait included and warm-up excluded."""
+        """Images per second of training steps, with data wait and without warm-up."""
         return self._steady_images / self._steady_s if self._steady_images else None
 
     def total(self) -> EpochSums:
@@ -107,7 +108,7 @@ class EpochMeter:
         return self._add_up(self._comm.gather((loss, correct, self._skipped)))
 
     def estimate(self) -> EpochSums:
-        """The same without asking the other ranks, as if they all had this rank's sums."""
+        """An estimate without the other ranks, as if they all had this rank's sums."""
         loss, correct = self._trainer.sums.tolist()
         return self._add_up([(loss, correct, self._skipped)] * self._comm.world_size)
 
@@ -132,7 +133,7 @@ class EpochMeter:
             torch.cuda.synchronize()
 
     def _read_sums(self) -> tuple[int, list[float]]:
-        """(step, [loss, correct]) of this rank; on a GPU those of the last call, so not to wait."""
+        """(step, [loss, correct]) of this rank; on a GPU of the previous call, to avoid waiting."""
         sums, step = self._trainer.sums, self._trainer.step
         if sums.device.type != "cuda":
             return step, sums.tolist()
@@ -148,16 +149,16 @@ class EpochMeter:
 
 
 def check_skipped(skipped: int, allowed: int) -> None:
-    """Gives up when more images than allowed were skipped; their names are in the log."""
+    """Raises when more images than allowed were skipped; their names are in the log."""
     if skipped > allowed:
         raise DataError(
-            f"{skipped} images of this epoch cannot be decoded, the log names them; "
-            f"--skip-bad-images allows {allowed}"
+            f"{count(skipped, 'image')} of this epoch cannot be decoded (see the log "
+            f"for names); --skip-bad-images allows {allowed}"
         )
 
 
 def check_finite(sums: EpochSums) -> None:
-    """Gives up on an epoch whose training loss is no number."""
+    """Raises if the training loss of an epoch is not a finite number."""
     if not math.isfinite(sums.loss):
         raise Diverged(f"the training loss is {sums.loss}" + ADVICE)
 
@@ -182,7 +183,7 @@ def describe_epoch(
         "val_skipped": results[0].skipped if results else 0,
     }
     for suffix, result in zip(("", "_ema"), results, strict=False):
-        # After a few steps the running statistics may be so far off that it is no number yet.
+        # After only a few steps batch norm's statistics may be so far off that the loss overflows.
         record[f"val_loss{suffix}"] = result.loss if math.isfinite(result.loss) else None
         record[f"val_acc1{suffix}"] = result.acc1
         record[f"val_acc5{suffix}"] = result.acc5

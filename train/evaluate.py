@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from train.ranks.comm import Comm
 from train.data.batches import Batch
-from train.ranks.interrupt import Vote
 from train.data.sampler import ValidationShare
-from train.step import Placement
+from train.ranks.comm import Comm
+from train.ranks.interrupt import Vote
 from train.ranks.watch import READING
+from train.step import Placement
 
 log = logging.getLogger("trainyard")
 
@@ -52,12 +52,12 @@ def evaluate(
     comm: Comm,
     agree: Callable[[float], Vote] = lambda _: Vote.GO_ON,
 ) -> tuple[Vote, list[Accuracy]]:
-    """What the ranks agreed on, and the accuracy of each model: integer sums and one all-reduce.
+    """The ranks' vote, and the accuracy of each model: integer sums and one all-reduce.
 
     An urgent vote leaves the validation unfinished, without results.
     """
     vote = Vote.GO_ON
-    # Top-1, top-5, counted, skipped, and losses that are no numbers; then the sum of the losses.
+    # Top-1, top-5, counted, skipped, losses that are not finite; then the sum of the losses.
     counts = torch.zeros(len(models), 5, dtype=torch.int64, device=placement.device)
     losses = torch.zeros(len(models), dtype=torch.float64, device=placement.device)
     for number in range(share.num_batches):
@@ -97,7 +97,7 @@ def _add_batch(
 def _add_up(
     counts: torch.Tensor, losses: torch.Tensor, num_images: int, comm: Comm
 ) -> list[Accuracy]:
-    """The results over all ranks, in one exchange: the loss comes along as a whole number."""
+    """The results over all ranks, in one exchange, with the loss as a whole number."""
     is_number = losses < MAX_LOSS
     counts[:, 4] = ~is_number
     fixed = torch.where(is_number, losses, 0.0).mul(2**20).round().long()
@@ -111,7 +111,7 @@ def _add_up(
 
 
 def frozen(model: nn.Module, weights: dict[str, torch.Tensor] | None = None) -> Model:
-    """The model as a function, with other weights than its own where they are given."""
+    """The model as a function, with the given weights instead of its own."""
 
     def call(images: torch.Tensor) -> torch.Tensor:
         model.eval()

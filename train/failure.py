@@ -1,4 +1,4 @@
-"""How a run ends badly: which error is whose, said once over all ranks, and the exit code."""
+"""How a run fails: which rank's error it is, printed once over all ranks, and the exit code."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dataset.errors import (
     CommandError,
     describe_os_error,
 )
-from train.ranks.comm import Comm
 from train.microbatch import is_out_of_memory, refuse_for_memory
+from train.ranks.comm import Comm
 from train.ranks.nccl import last_error
 from train.records.recorder import Recorder
 
 ADVICE = "; the last good checkpoint is kept: lower --lr, lengthen the warm-up, or use fp32"
-# What gloo, NCCL and the store write when another rank is gone: connections that were closed, reset
-# or refused, and that timed out. Whatever else they say is about this rank.
+# What gloo, NCCL and the store write when another rank is gone: a connection was closed, reset or
+# refused, or timed out. Any other message is about this rank.
 _LOST_PEER = re.compile(
     r"connection (was likely )?(closed|reset|refused)|closed by (remote )?peer|reset by peer"
     r"|broken pipe|got 0 bytes|remote process exited|time(d |-)?out",
@@ -42,7 +42,7 @@ _BROKEN_GPU = re.compile(
 _TRAILER = re.compile(r"Exception raised from|\nSearch for `cuda|This may indicate")
 _MAX_ERROR_CHARS = 500
 
-# What a network disk answers that is away for a while; of an image it is said in train/data/sources.py.
+# Errors of a network disk that is away for a while; train/data/sources.py handles those of images.
 _DISK_AWAY = (errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
 
 
@@ -50,7 +50,7 @@ OpenRecord = Callable[[], Recorder | None]
 
 
 class Diverged(CommandError):
-    """The loss or the weights are no longer numbers; the last good checkpoint is kept."""
+    """The loss or the weights are not finite; the last good checkpoint is kept."""
 
     exit_code = DIVERGED
 
@@ -68,7 +68,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again", INTERRUPTED
     if is_out_of_memory(error):
-        message = "out of GPU memory; lower --microbatch, the global batch stays"
+        message = "out of GPU memory; use a smaller --microbatch (the global batch stays the same)"
         refusal = refuse_for_memory(message, os.environ)
         return str(refusal), refusal.exit_code
     if isinstance(error, RuntimeError) and _BROKEN_GPU.search(str(error)):
@@ -87,13 +87,13 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def shorten(error: BaseException) -> str:
-    """An error of torch on one line, without its advice and the C++ stack that some have."""
+    """An error of torch on one line, without its advice and C++ stack."""
     text = _TRAILER.split(str(error), maxsplit=1)[0]
     return " ".join(text.split())[:_MAX_ERROR_CHARS].rstrip(" .;")
 
 
 def end_all_ranks(error: BaseException, comm: Comm, open_record: OpenRecord) -> int:
-    """The exit code of a failed run; one of several ranks ends here, waiting for none."""
+    """The exit code of a failed run; with several ranks, ends the process without waiting."""
     message, code = explain(error)
     if comm.world_size > 1 and _is_about_others(error):
         print(f"rank {comm.rank}: {shorten(error)}", file=sys.stderr, flush=True)
@@ -107,12 +107,12 @@ def end_all_ranks(error: BaseException, comm: Comm, open_record: OpenRecord) -> 
     comm.announce_failure(message, code)
     if comm.world_size > 1:
         sys.stdout.flush()
-        os._exit(code)  # destructors of a broken process group may wait for ever
+        os._exit(code)  # destructors of a broken process group may hang
     return code
 
 
 def record_failure(open_record: OpenRecord, message: str, code: int) -> None:
-    """Closes the record; a full disk or a damaged record must not hide the first error."""
+    """Closes the record; a full disk or a damaged record must not hide the original error."""
     try:
         recorder = open_record()
         if recorder is None:
@@ -126,5 +126,5 @@ def record_failure(open_record: OpenRecord, message: str, code: int) -> None:
 
 
 def _is_about_others(error: BaseException) -> bool:
-    """Whether a collective failed because another rank is gone, and the fault is not here."""
+    """Whether a collective failed because another rank is gone, not because of this one."""
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None

@@ -1,18 +1,18 @@
-"""The batches that a run needs from where it stands, made from its setup."""
+"""The batches of a run from its current step on, made from its setup."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from train.data.batches import Batch, Images, Item, Schedule
-from train.ranks.interrupt import Vote
 from train.data.loader import copy_ahead, dummy_batches, load_batches
 from train.data.patience import PatientBatches, Stop
 from train.prepare import Setup
+from train.ranks.interrupt import Vote
 
 
 def open_images(setup: Setup) -> Images:
-    """The images of the data set, as this rank's share of the plan needs them."""
+    """Makes the batches of this rank's share of the plan."""
     data, cfg = setup.dataset, setup.cfg
     assert data is not None
     return Images(
@@ -28,9 +28,9 @@ def open_images(setup: Setup) -> Images:
 
 
 def open_batches(setup: Setup, step: int, validate_first: bool, stop: Stop) -> Iterator[Batch]:
-    """Everything that is to be trained and validated from a step on, in order.
+    """Everything to train and validate from a step on, in order.
 
-    stop says, while a batch is waited for, whether this rank wants to end.
+    stop is called while a batch is waited for; it tells whether this rank wants to end.
     """
     device, total = setup.placement.device, setup.total_steps
     if setup.dataset is None:

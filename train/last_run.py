@@ -1,4 +1,4 @@
-"""Runs whose folder nobody named: which one the same command would go on with (no torch)."""
+"""Runs without an --output: finds the one that the same command should continue (no torch)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ _WHAT = (
 
 
 def flags_of(cfg: TrainConfig) -> dict[str, Any]:
-    """The flags that make two commands the same one, as run.json keeps them."""
+    """The flags that decide whether two commands are the same run, as in run.json."""
     flags = {name: value for name, value in cfg.as_record().items() if name in _WHAT}
-    if cfg.data and "://" not in cfg.data:
-        flags["data"] = str(Path(cfg.data).absolute())
-    # What is not UTF-8 in a path does not come back from JSON as it was.
+    # Bytes of a path that are not UTF-8 would not survive JSON.
     return {k: _escape(v) if isinstance(v, str) else v for k, v in flags.items()}
 
 
@@ -53,12 +51,21 @@ def find_last(cfg: TrainConfig) -> Path | None:
             begin = float(run["attempts"][-1]["start"])
         except (CommandError, OSError, LookupError, TypeError, ValueError):
             continue  # somebody else's file
-        if run.get("status") != "done" and run.get("flags") == flags_of(cfg):
+        if run.get("status") != "done" and _same(run.get("flags"), flags_of(cfg)):
             found.append((begin, file.parent))
     for _, folder in sorted(found, reverse=True):
         if any(folder.glob("ckpt/step-*.pt")) and not _is_running(folder):
             return folder
     return None
+
+
+def _same(recorded: object, flags: dict[str, Any]) -> bool:
+    """Whether two commands are the same run; DATA is a path as it was given, from this folder."""
+    return isinstance(recorded, dict) and _place(recorded) == _place(flags)
+
+
+def _place(flags: dict[str, Any]) -> dict[str, Any]:
+    return {**flags, "data": Path(str(flags.get("data"))).absolute()}
 
 
 def _is_running(folder: Path) -> bool:

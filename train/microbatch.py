@@ -12,13 +12,14 @@ from functools import partial
 import torch
 
 from dataset.errors import CommandError, PassingError, UserError
-from train.ranks.comm import Comm
+from dataset.words import count
 from train.config import TrainConfig
 from train.data.batches import Batch
-from train.ranks.launch import Launch
-from train.model import build_model
-from train.recipe import Recipe
 from train.data.sampler import BatchPlan
+from train.model import build_model
+from train.ranks.comm import Comm
+from train.ranks.launch import Launch
+from train.recipe import Recipe
 from train.step import Placement, Trainer
 
 log = logging.getLogger("trainyard")
@@ -38,17 +39,18 @@ def make_plan(
     earlier: int | None = None,
     fits: Fits | None = None,
 ) -> BatchPlan:
-    """How the batch is cut; `earlier` is the microbatch of the run that goes on."""
+    """How the batch is cut; `earlier` is the microbatch of the run that is continued."""
     if cfg.evaluate:
         batch_per_rank = max(1, cfg.batch_size // launch.world_size)
         batch_size = batch_per_rank * launch.world_size
         return BatchPlan(num_train, batch_size, batch_per_rank, launch.rank, launch.world_size)
     if cfg.batch_size % launch.world_size:
         raise UserError(
-            f"--batch-size {cfg.batch_size} is the global batch and does not divide over "
+            f"--batch-size {cfg.batch_size} is the global batch and cannot be split evenly over "
             f"{launch.world_size} ranks; use a multiple of {launch.world_size}"
         )
     batch_per_rank = cfg.batch_size // launch.world_size
+    ranks = count(launch.world_size, "rank")
     for flag, value in (
         ("--microbatch", cfg.microbatch),
         ("--largest-microbatch", cfg.largest_microbatch),
@@ -56,16 +58,16 @@ def make_plan(
         if value and batch_per_rank % value:
             raise UserError(
                 f"{flag} {value} does not divide the {batch_per_rank} images of a rank "
-                f"(batch {cfg.batch_size} over {launch.world_size} ranks)"
+                f"(batch {cfg.batch_size} over {ranks}); use a divisor"
             )
     if num_train < cfg.batch_size:
         raise UserError(
             f"{num_train} training images are fewer than one batch of {cfg.batch_size} on "
-            f"{launch.world_size} ranks; use a smaller --batch-size or fewer ranks"
+            f"{ranks}; use a smaller --batch-size or fewer ranks"
         )
     microbatch = choose_microbatch(cfg, batch_per_rank, comm, earlier, fits)
     if earlier not in (None, microbatch) and launch.is_main:
-        log.warning("batch norm now sees groups of %d, before %d", microbatch, earlier)
+        log.warning("batch norm now uses groups of %d images, before %d", microbatch, earlier)
     return BatchPlan(num_train, cfg.batch_size, microbatch, launch.rank, launch.world_size)
 
 
@@ -111,9 +113,9 @@ def largest_divisor(number: int) -> int:
 
 
 def refuse_for_memory(message: str, env: Mapping[str, str]) -> CommandError:
-    """The error of a GPU that is too small: in an HTCondor slot another one may be larger."""
+    """The error for a GPU that is too small; in an HTCondor job the next one may be larger."""
     if "_CONDOR_JOB_AD" in env:
-        return PassingError(f"{message}; tried again elsewhere")
+        return PassingError(f"{message}; the job is tried again elsewhere")
     return UserError(message)
 
 
@@ -127,7 +129,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def make_trial(
     cfg: TrainConfig, placement: Placement, recipe: Recipe, num_classes: int, comm: Comm
 ) -> Fits | None:
-    """What finds out whether a microbatch fits on this rank; None where nothing is to be found."""
+    """A function that tries whether a microbatch fits on this rank; None if none is needed."""
     if placement.device.type != "cuda" or cfg.evaluate or cfg.microbatch is not None:
         return None
     comm.sum(torch.zeros(1, device=placement.device))  # NCCL takes its buffers with the first one
@@ -137,7 +139,7 @@ def make_trial(
 def _fits(
     cfg: TrainConfig, placement: Placement, recipe: Recipe, num_classes: int, microbatch: int
 ) -> bool:
-    """Whether one step survives on a network of its own, of which nothing is left afterwards."""
+    """Whether one step of a temporary network runs without an out-of-memory error."""
     device = placement.device
     with torch.random.fork_rng(devices=[device.index]):
         survived = _survives(cfg, placement, recipe, num_classes, microbatch)
@@ -146,7 +148,7 @@ def _fits(
 
 
 def free_memory(device: torch.device) -> None:
-    """Gives back what nobody uses any more, and forgets how much it was."""
+    """Frees unused GPU memory and resets the peak statistics."""
     gc.collect()  # an error keeps what its frames held
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -11,8 +11,8 @@ import torchvision
 from torch import nn
 
 from dataset.errors import UserError
-from train.paths import check_weights
 from train.checkpoints.torch_file import read_torch_file, write_torch_file
+from train.paths import check_weights
 
 log = logging.getLogger("trainyard")
 
@@ -26,12 +26,12 @@ def build_model(
 ) -> nn.Module:
     """The network with num_classes outputs; weights from torchvision, a file or the random seed.
 
-    may_fit: given weights may be for other classes, and the last layer is then new.
+    may_fit: the weights may be for other classes; the last layer is then new.
     """
     check_arch(arch)
     options: dict[str, Any] = {}
     if arch in _AUX_HEADS:
-        # torchvision's weights want their inputs scaled so; a state dict does not say whether.
+        # torchvision's weights expect scaled inputs; a state dict does not say whether it does.
         options = {"aux_logits": False, "init_weights": True, "transform_input": True}
     if pretrained:
         return _fit_last_layer(_download(arch), num_classes, may_fit)
@@ -42,7 +42,7 @@ def build_model(
 
 
 def check_arch(arch: str) -> None:
-    """Refuses a name that is none of torchvision's classifiers."""
+    """Raises if the name is not one of torchvision's classifiers."""
     known = torchvision.models.list_models(module=torchvision.models)
     if arch not in known:
         close = [name for name in known if arch[:6] in name][:5] or ["resnet18", "resnet50"]
@@ -50,7 +50,7 @@ def check_arch(arch: str) -> None:
 
 
 def has_last_gamma(arch: str) -> bool:
-    """Whether train.optim.zero_init_last_gamma finds something: ResNet and its like alone."""
+    """Whether train.optim.zero_init_last_gamma applies: only to ResNet and the like."""
     check_arch(arch)
     module: str = torchvision.models.get_model_builder(arch).__module__
     return module == "torchvision.models.resnet"
@@ -59,7 +59,7 @@ def has_last_gamma(arch: str) -> bool:
 def check_input(
     model: nn.Module, arch: str, image_size: int, num_images: int, *, is_training: bool
 ) -> None:
-    """Refuses images that the network cannot take: one or two black ones pass through it."""
+    """Raises if the network cannot take images of this size; tries one or two black ones."""
     count = min(num_images, 2)
     buffers = {name: tensor.clone() for name, tensor in model.named_buffers()}
     model.train(is_training)
@@ -74,7 +74,7 @@ def check_input(
 
 
 def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
-    """The model's tensors of a plain state dict, or of one of our checkpoints."""
+    """The model's tensors from a plain state dict or from one of our checkpoints."""
     check_weights(path)
     state = read_torch_file(path, must_be_zip=False)
     for key in ("model", "state_dict"):
@@ -104,8 +104,8 @@ def _download(arch: str) -> nn.Module:
         model: nn.Module = torchvision.models.get_model(arch, weights="DEFAULT")
     except OSError as error:  # URLError is one
         raise UserError(
-            f"cannot download torchvision's weights for {arch} ({error}); this machine has no way "
-            "to them: copy the file here and give it with --weights FILE"
+            f"cannot download torchvision's weights for {arch} ({error}); copy the file to this "
+            "machine and give it with --weights FILE"
         ) from None
     if arch in _AUX_HEADS:
         model.aux_logits = False  # type: ignore[assignment]
@@ -115,7 +115,7 @@ def _download(arch: str) -> nn.Module:
 
 
 def _fit_last_layer(model: nn.Module, num_classes: int, may_fit: bool) -> nn.Module:
-    """The model with a new last layer when the number of classes is another."""
+    """The model with a new last layer if its number of classes differs."""
     modules = dict(model.named_modules())
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
     # SqueezeNet ends in a convolution.
@@ -146,13 +146,13 @@ def _make_last(last: nn.Module, num_classes: int) -> nn.Module:
 def _load_fitting(
     model: nn.Module, state: dict[str, torch.Tensor], path: Path, may_fit: bool
 ) -> None:
-    """Loads what fits; only a last layer for another number of classes may stay as it was."""
+    """Loads the weights; only a last layer for another number of classes may be left out."""
     own = model.state_dict()
     fits = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
     left = [name for name in own if name not in fits]
     last = list(own)[-2:]
     if any(name not in last for name in left):
-        raise UserError(f"{path} is of another arch: {left[0]} is missing or has another shape")
+        raise UserError(f"{path} is for another --arch: {left[0]} is missing or has another shape")
     if left and not may_fit:
         raise UserError(
             f"{path} is for another number of classes than the data's {own[left[0]].shape[0]}; "

@@ -1,10 +1,10 @@
-"""Batch-norm statistics that do not depend on how a global step is cut over ranks.
+"""Batch-norm statistics that do not depend on how a global step is split over ranks.
 
 Plain DDP keeps the running statistics of rank 0 alone, and gradient accumulation moves them once a
 microbatch. Here they move once an optimiser step, by the mean over all its microbatches. After
 every step all ranks hold the same values, so that a checkpoint or an evaluation at any moment
-needs no exchange; the one small all-reduce is launched before the backward pass and hides in it.
-It takes the stop votes of the ranks along, which then need no exchange of their own.
+needs no exchange. The one small all-reduce is launched before the backward pass, which hides it. It
+also carries the ranks' stop votes, so that they need no exchange of their own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StepStatistics:
         return self._exchange is not None and self._parts == 1
 
     def cast(self, vote: Vote) -> Callable[[], Vote]:
-        """Sends a vote along with this step; the answer gives the highest one of all ranks."""
+        """Sends a vote with this step; returns a function that gives the highest vote."""
         assert self._exchange is not None
         return self._exchange.cast(vote)
 
@@ -62,7 +62,7 @@ class StepStatistics:
 
     @torch.no_grad()
     def after_forward(self, is_last: bool) -> None:
-        """Takes up a microbatch's update; after the last one the exchange with the ranks starts."""
+        """Adds a microbatch's update; after the last one it starts the exchange with the ranks."""
         if self._sum:
             add = torch._foreach_add_ if self._num_summed else torch._foreach_copy_
             add(self._sum, self._running)
@@ -72,7 +72,7 @@ class StepStatistics:
 
     @torch.no_grad()
     def after_backward(self, is_last: bool) -> None:
-        """Back to the base for the next microbatch: not earlier, since backward checks it."""
+        """Restores the base for the next microbatch; not before backward, which checks it."""
         if self._base and not is_last:
             torch._foreach_copy_(self._running, self._base)
 
@@ -91,16 +91,16 @@ class StepStatistics:
 
     @torch.no_grad()
     def abandon(self) -> None:
-        """Back to the statistics before the step; without accumulation nothing has run yet."""
+        """Restores the statistics before the step; without accumulation nothing has changed yet."""
         if self._base:
             torch._foreach_copy_(self._running, self._base)
 
 
 def _take_counter(layer: _BatchNorm) -> torch.Tensor | None:
-    """The counter of a layer's batches, hidden from its forward pass: we count once a step.
+    """Hides a layer's batch counter from its forward pass: we count once per step.
 
-    A plain attribute goes before a buffer of the same name, which stays in the state dict. It
-    saves a kernel a layer, and the counter needs no way back from an abandoned step.
+    A plain attribute hides the buffer of the same name, which stays in the state dict. That saves
+    one kernel per layer, and an abandoned step need not restore the counter.
     """
     assert layer.momentum is not None, "the mean over all batches needs the counter in forward"
     counter = layer.num_batches_tracked
@@ -140,8 +140,8 @@ class _Exchange:
         self._mine = Vote.GO_ON
         self._work = dist.all_reduce(self._flat, async_op=True)
         if self._stream is not None:
-            # Beside the backward pass: who reads the votes in the next step waits for the end of
-            # this forward pass at most, when the device still has all of the backward pass to do.
+            # Runs beside the backward pass: reading the votes in the next step waits at most for
+            # the end of this forward pass, while the device still has all of backward to do.
             with torch.cuda.stream(self._stream):
                 self._work.wait()
                 self._host_counts.copy_(self._counts, non_blocking=True)

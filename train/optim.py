@@ -1,4 +1,4 @@
-"""What moves the weights: LARS, the optimiser of a recipe, and the moving average (EMA)."""
+"""What changes the weights: LARS, the optimiser of a recipe, and the moving average (EMA)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Lars(torch.optim.Optimizer):
             torch._foreach_addcmul_(params, buffers, ratios, -group["lr"])
 
     def _buffer(self, param: Tensor) -> Tensor:
-        """The momentum of a parameter; from 0, so the first v is the decayed gradient itself."""
+        """The momentum of a parameter; it starts at 0, so the first v is the decayed gradient."""
         state = self.state[param]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(param)
@@ -121,7 +121,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _make_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """The decayed weights, then batch norm and biases, unless the recipe decays all alike."""
+    """Two groups, with weight decay and without (batch norm, biases), or one for all."""
     params = [p for p in model.parameters() if p.requires_grad]
     if not params:
         raise UserError("the model has no parameter that can be trained")
@@ -136,10 +136,10 @@ def _make_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Gives every parameter a momentum of 0, with which the first step is the plain one.
+    """Gives every parameter a momentum of 0, which does not change the first step.
 
-    The fused SGD of torch 2.15 makes its buffers without filling them, and when the first step
-    overflows it leaves them so: the second one would add whatever the memory held.
+    The fused SGD of torch 2.15 allocates its buffers without filling them. If the first step
+    overflows they stay so, and the second step would add whatever the memory held.
     """
     for group in optimizer.param_groups:
         for param in group["params"]:
@@ -164,10 +164,10 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 @torch.no_grad()
 def match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Lays the loaded buffers out in memory as their parameters are.
+    """Gives the loaded buffers the memory layout of their parameters.
 
-    A fused update walks through memory without looking at strides: the momentum of a GPU's
-    checkpoint (channels_last) would otherwise be added to other weights of a model on a CPU.
+    A fused update ignores strides: the momentum in a GPU's checkpoint (channels_last) would
+    otherwise be added to the wrong weights of a model on a CPU.
     """
     for param, state in optimizer.state.items():
         for name, value in state.items():
@@ -214,7 +214,7 @@ class Ema:
         return dict(zip(self.names, self.averages, strict=True))
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes the averages of a checkpoint; those of another model are refused."""
+        """Loads the averages of a checkpoint; raises for those of another model."""
         if set(state) != set(self.names):
             odd = sorted(set(state) ^ set(self.names))[0]
             raise UserError(f"the averages in the checkpoint are of another model: {odd} differs")

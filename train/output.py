@@ -1,4 +1,4 @@
-"""The folder of a run: named by a flag, found again or new, and held by one run at a time."""
+"""The folder of a run: given by a flag, found again or new; locked for one run at a time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from train.config import TrainConfig
 from train.device import name_device
 from train.last_run import RUNS, find_last, require_last
-from train.ranks.launch import Launch
 from train.paths import check_output
+from train.ranks.launch import Launch
 from train.records.recorder import lock_folder
 
 log = logging.getLogger("trainyard")
 
 
 def choose_output(cfg: TrainConfig, device: torch.device, launch: Launch) -> str:
-    """The run's folder; rank 0 alone looks for it, and holds it."""
+    """The run's folder; rank 0 alone finds and locks it."""
     if cfg.resumes_last:
         output = require_last(cfg)
     else:
@@ -35,7 +35,7 @@ def choose_output(cfg: TrainConfig, device: torch.device, launch: Launch) -> str
 
 
 def tell_about_folder(cfg: TrainConfig, output: Path) -> None:
-    """Says how this run, or an earlier one, is continued: without --output each start is new."""
+    """Logs how to continue this run or an earlier one: without --output each start is new."""
     log.info("a new run, since no --output is given; --output %s continues it", output)
     earlier = find_last(cfg)
     if earlier:
@@ -53,7 +53,7 @@ def default_output(device: torch.device, launch: Launch) -> Path:
 
 
 def hold_output(output: Path) -> None:
-    """Refuses a folder that another run writes to, before anything of it is read."""
+    """Raises if another run writes to the folder, before anything in it is read."""
     check_output(output)
     if output.is_dir():
         with suppress(OSError):  # one that cannot be written is refused later, unless it is done

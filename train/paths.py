@@ -1,4 +1,4 @@
-"""The paths that the flags name, looked at before anything heavy is imported (no torch)."""
+"""Checks the paths that the flags name, before anything heavy is imported (no torch)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from dataset.errors import UserError
 from dataset.federation.pelican import parse_target
 from train.config import TrainConfig
-from train.last_run import require_last
 from train.data.sources import check_data
+from train.last_run import require_last
 
 
 def check_paths(cfg: TrainConfig) -> None:
-    """Refuses paths with which the run cannot start."""
+    """Raises for paths with which the run cannot start."""
     if "://" in cfg.data:
         parse_target(cfg.data, cfg.federation)
     elif not cfg.dummy:
@@ -41,14 +41,14 @@ def has_checkpoint(output: Path | None) -> bool:
 
 
 def nothing_to_evaluate(cfg: TrainConfig) -> UserError:
-    """The error of -e without a checkpoint: where none was found, and what names one."""
+    """The error of -e without a checkpoint: where none was found, and how to name one."""
     fix = "name --weights FILE, --resume FILE or the --output of a run"
     where = f"no checkpoint in {cfg.output}; {fix}" if cfg.output else fix
     return UserError(f"nothing to evaluate: {where}")
 
 
 def check_checkpoint(path: Path) -> None:
-    """Refuses a name that is no file."""
+    """Raises if there is no such file."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it, such as ckpt/step-*.pt of a run")
     if not path.is_file():
@@ -56,7 +56,7 @@ def check_checkpoint(path: Path) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Refuses a name that is no file of torch.save."""
+    """Raises if there is no such file, or if torch.save cannot have written it."""
     if not path.is_file():
         raise UserError(f"no such weights: {path}; give a .pt file of a state dict or a checkpoint")
     if path.suffix == ".safetensors":
@@ -64,10 +64,10 @@ def check_weights(path: Path) -> None:
 
 
 def check_output(output: Path) -> None:
-    """Refuses a folder that is none, or that cannot be made."""
+    """Raises if the path is not a folder and cannot become one."""
     for path in (output, output / "ckpt"):
         if path.is_symlink() and not path.exists():
-            raise UserError(f"{path} is a link to nothing; mend it, or name another --output")
+            raise UserError(f"{path} is a broken link; fix it, or name another --output")
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file, and the run needs a folder there; move it away")
     above = next(path for path in (output, *output.absolute().parents) if path.exists())

@@ -1,4 +1,4 @@
-"""From the flags to a trainer that can start: data, output, batch plan, checkpoint, model."""
+"""From the flags to a trainer ready to start: data, output, batch plan, checkpoint, model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from dataset.errors import UserError
 from dataset.fetch.remote import fetch_dataset
 from train.checkpoints import checkpoint
-from train.records.classes import refuse_other_classes
-from train.ranks.comm import Comm
+from train.checkpoints.resume import find_checkpoint, refuse_changes
 from train.config import TrainConfig
-from train.ranks.cpus import count_sharing, own_binding
 from train.data.decode import Decoder, choose_decoder
+from train.data.listing import open_once_a_node
+from train.data.sampler import BatchPlan, ValidationShare, share_validation
+from train.data.sources import Dataset, needs_index, open_dataset
 from train.device import (
     choose_precision,
     choose_threads,
@@ -24,17 +25,16 @@ from train.device import (
     prefers_channels_last,
     set_up_math,
 )
-from train.ranks.launch import Launch
-from train.data.listing import open_once_a_node
 from train.microbatch import make_plan, make_trial
 from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
 from train.optim import zero_init_last_gamma
 from train.output import choose_output
-from train.records.profile import measure_stage
+from train.ranks.comm import Comm
+from train.ranks.cpus import count_sharing, own_binding
+from train.ranks.launch import Launch
 from train.recipe import FLAGS, Recipe, resolve_recipe
-from train.checkpoints.resume import find_checkpoint, refuse_changes
-from train.data.sampler import BatchPlan, ValidationShare, share_validation
-from train.data.sources import Dataset, needs_index, open_dataset
+from train.records.classes import refuse_other_classes
+from train.records.profile import measure_stage
 from train.step import Placement, Trainer
 
 log = logging.getLogger("trainyard")
@@ -115,7 +115,7 @@ class Setup:
 def prepare(
     cfg: TrainConfig, launch: Launch, comm: Comm, device: torch.device
 ) -> tuple[Setup, checkpoint.State | None]:
-    """The setup of a run, and the checkpoint to go on from where there is one."""
+    """The setup of a run, and the checkpoint to continue from, if any."""
     precision = choose_precision(cfg.precision, device)
     binding = own_binding()
     num_sharing = count_sharing(binding, comm.gather(binding))
@@ -150,7 +150,7 @@ def cut_batch(
     dataset: Dataset | None,
     state: checkpoint.State | None,
 ) -> BatchPlan:
-    """How the batch is cut: into what fits on the GPUs, or as the run that goes on had it."""
+    """How the batch is cut: as in the run that is continued, or to fit on the GPUs."""
     num_train = len(dataset.train) if dataset else DUMMY_TRAIN
     num_classes = len(dataset.train.classes) if dataset else DUMMY_CLASSES
     last_step = cfg.epochs * (num_train // cfg.batch_size)
@@ -185,7 +185,7 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
-    """The data set, opened by one rank a node; where an index must be made, rank 0 goes first."""
+    """The data set, opened by one rank per node; if an index must be made, rank 0 goes first."""
     num_nodes = sum(comm.gather(launch.local_rank == 0))  # not every launcher says it
     path = fetch_once_a_node(cfg, launch, comm, num_nodes)
     is_first = launch.local_rank == 0 or launch.is_main
@@ -202,7 +202,7 @@ def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
 
     dataset = open_once_a_node(open_own, is_first, comm)
     if len(set(comm.gather(dataset.fingerprint))) > 1:
-        raise UserError(f"the ranks see different data at {cfg.data}; use one copy, or equal ones")
+        raise UserError(f"the ranks see different data at {cfg.data}; use identical copies")
     return dataset
 
 
@@ -223,7 +223,7 @@ def fetch_once_a_node(cfg: TrainConfig, launch: Launch, comm: Comm, num_nodes: i
 def choose_decoder_together(
     cfg: TrainConfig, state: checkpoint.State | None, comm: Comm
 ) -> Decoder:
-    """One decoder on all ranks and in all attempts, as long as the choice is ours."""
+    """The same decoder on all ranks; with --decoder auto also the same in all attempts."""
     was_pil = state is not None and state["identity"].get("decoder") == "pil"
     decoder = choose_decoder("pil" if was_pil and cfg.decoder == "auto" else cfg.decoder)
     if len(set(comm.gather(decoder.name))) > 1:  # a node without libjpeg
@@ -264,7 +264,7 @@ def make_trainer(setup: Setup, comm: Comm, state: checkpoint.State | None) -> Tr
 
 
 def averages_decay(cfg: TrainConfig, state: checkpoint.State | None) -> float:
-    """The decay of the averaged weights, 0 for none; -e has those of its checkpoint."""
+    """The decay of the averaged weights, 0 for none; -e averages if its checkpoint did."""
     if not cfg.evaluate:
         return cfg.ema
     return 0.5 if state and state["ema"] else 0.0  # they are only read: any decay will do

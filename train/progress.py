@@ -1,4 +1,4 @@
-"""Where a run stands besides its weights: what a checkpoint needs to go on as if never stopped."""
+"""The state of a run besides its weights: what a checkpoint needs to continue seamlessly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from train.evaluate import Accuracy
 
 @dataclass(frozen=True)
 class EpochSums:
-    """Totals over all ranks, and over the attempts that worked on this epoch."""
+    """Totals over all ranks, and over all attempts at this epoch."""
 
     loss: float = 0.0  # summed over images
     correct: float = 0.0
@@ -29,7 +29,7 @@ class EpochSums:
 
 @dataclass
 class Progress:
-    """The results so far and the epoch under way; the same on every rank."""
+    """The results so far and the current epoch; the same on every rank."""
 
     sums: EpochSums = EpochSums()  # of the epoch under way, by earlier attempts
     is_evaluated: bool = True  # False: the epoch is trained, its validation and record are due
@@ -45,7 +45,7 @@ class Progress:
         is_known = sums.keys() == EpochSums().__dict__.keys()
         values = [*sums.values(), *(v for v in (*result.values(), *best.values()) if v is not None)]
         if not is_known or not all(type(value) in (int, float) for value in values):
-            raise UserError("the sums or results of the checkpoint are no numbers; use another one")
+            raise UserError("the checkpoint's sums or results are not numbers; use another one")
         return cls(EpochSums(**sums), state["is_evaluated"], result, best)
 
     def to_state(self, sums: EpochSums) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Progress:
         }
 
     def take(self, epoch: int, results: list[Accuracy]) -> bool:
-        """Whether the results of an epoch, which it takes up, are the best so far."""
+        """Adds the results of an epoch; True if they are the best so far."""
         for suffix, accuracy in zip(("", "_ema"), results, strict=False):
             self.result[f"final_acc1{suffix}"] = accuracy.acc1
             self.result[f"final_acc5{suffix}"] = accuracy.acc5

@@ -1,4 +1,4 @@
-"""What a batch size gets from the table of recipes, and the schedules (no torch)."""
+"""The recipe for a batch size, from the table of recipes, and the schedules (no torch)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def choose_recipe(name: str, batch_size: int) -> str:
 def resolve_recipe(
     name: str, batch_size: int, epochs: int, overrides: Mapping[str, float | None]
 ) -> Recipe:
-    """The recipe for a global batch and a length of training; what is not published is noted."""
+    """The recipe for a global batch and a number of epochs, with notes on what is unpublished."""
     if batch_size < 1:
         raise UserError(
             f"--batch-size {batch_size} is too small; give 1 or more (the global batch)"

@@ -13,27 +13,31 @@ from typing import Any
 import torch
 
 from dataset.errors import CHECKPOINTED, DONE
-from train.records.classes import name_model
-from train.ranks.comm import Comm
+from dataset.names import VAL_TAR
+from dataset.words import count
 from train.config import TrainConfig, parse_config
-from train.ranks.ctrl_c import CtrlC
 from train.data.batches import Batch
+from train.data.patience import Stranded
 from train.device import choose_device, identify_gpu, name_device
 from train.epoch import EpochMeter, check_finite, check_skipped, describe_epoch
 from train.evaluate import Accuracy
 from train.failure import end_all_ranks, record_failure
 from train.feed import open_batches
-from train.ranks.interrupt import CANCELLED, Cast, Interrupt, Vote
-from train.records.keeper import Keeper
-from train.ranks.launch import Launch, detect_launch
 from train.model import save_state_dict
-from train.ranks.nccl import call_before_abort
 from train.output import default_output
-from train.data.patience import Stranded
 from train.prepare import make_trainer, prepare, recipe_of
-from train.records.profile import measure_stage
 from train.progress import EpochSums, Progress
+from train.ranks.comm import Comm
+from train.ranks.ctrl_c import CtrlC
+from train.ranks.interrupt import CANCELLED, Cast, Interrupt, Vote
+from train.ranks.launch import Launch, detect_launch
+from train.ranks.nccl import call_before_abort
+from train.ranks.scheduler import exits_for_checkpoints, find_deadline, requeue
 from train.recipe import describe
+from train.records.classes import name_model
+from train.records.description import NO_VALIDATION
+from train.records.keeper import Keeper
+from train.records.profile import measure_stage
 from train.records.recorder import (
     PhaseClock,
     Recorder,
@@ -41,7 +45,6 @@ from train.records.recorder import (
     process_start_s,
     record_start,
 )
-from train.ranks.scheduler import exits_for_checkpoints, find_deadline, requeue
 from train.stranded import stop_for_all
 from train.validation import evaluate_only, validate
 
@@ -62,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(cfg: TrainConfig, launch: Launch, started_s: float, ctrl_c: CtrlC) -> int:
-    """The whole run on this rank; whatever goes wrong brings all ranks down at once."""
+    """The whole run on this rank; any error ends all ranks at once."""
     device = choose_device(cfg.device, launch, os.environ)
     comm = Comm(launch)
     run = Run(cfg, launch, comm, PhaseClock(started_s), device, ctrl_c)
@@ -97,7 +100,7 @@ class Run:
         self.keeper: Keeper | None = None  # rank 0's, once the folder is known
 
     def join_others(self) -> None:
-        """Meets the other ranks, and agrees with them on the time limit."""
+        """Joins the other ranks, and agrees with them on the time limit."""
         timeout_s, gpu = self.cfg.timeout_minutes * 60, identify_gpu(self.device)
         self.comm.join(self.device, timeout_s, gpu, self.end_because_of_another)
         call_before_abort(self.device, self.end_because_of_nccl)
@@ -124,7 +127,7 @@ class Run:
         if self.launch.is_main:
             self.keeper = Keeper(self.setup, self.clock, self.trainer.step)
         if state is not None:
-            log.info("going on from step %d of %d", self.trainer.step, self.setup.total_steps)
+            log.info("continuing from step %d of %d", self.trainer.step, self.setup.total_steps)
         self.describe_start()
         self.clock.end_startup()
         self.meter = EpochMeter(self.trainer, self.clock, self.comm, self.progress)
@@ -149,9 +152,9 @@ class Run:
         return bool(self.comm.from_main(is_whole))
 
     def open_record(self) -> Recorder | None:
-        """Where rank 0 writes how this attempt ended; one that did not meet the others has it too.
+        """Where rank 0 records how this attempt ended, even if it never joined the others.
 
-        What fails between the two is said on the terminal alone: it need not have an output folder.
+        A failure between joining and the first step is only printed: there may be no folder yet.
         """
         if self.keeper:
             return self.keeper.recorder
@@ -174,13 +177,14 @@ class Run:
         setup, plan, launch = self.setup, self.plan, self.launch
         for note in setup.recipe.notes:
             log.info("recipe: %s", note)
+        if setup.dataset and not setup.num_val:
+            log.warning("%s (no val/ and no %s in the data)", NO_VALIDATION, VAL_TAR)
         log.info(
-            "%s on %s, %s: %d %s (%s), batch %d in microbatches of %d, step %d of %d -> %s",
+            "%s on %s, %s: %s (%s), batch %d in microbatches of %d, step %d of %d -> %s",
             self.cfg.arch,
             name_device(setup.placement.device),
             setup.placement.precision,
-            launch.world_size,
-            "rank" if launch.world_size == 1 else "ranks",
+            count(launch.world_size, "rank"),
             launch.launcher,
             plan.batch_size,
             plan.microbatch,
@@ -192,7 +196,7 @@ class Run:
     # --- train ---------------------------------------------------------------------------------
 
     def train(self) -> Vote:
-        """Trains epoch by epoch; gives the vote that stopped it, or GO_ON at the end."""
+        """Trains epoch by epoch; returns the vote that stopped it, or GO_ON at the end."""
         progress, total, vote = self.progress, self.setup.total_steps, Vote.GO_ON
         is_due = not progress.is_evaluated
         batches = open_batches(self.setup, self.trainer.step, is_due, self.vote_alone)
@@ -219,7 +223,7 @@ class Run:
         return vote
 
     def train_step(self, batches: Iterator[Batch], end: int) -> Vote:
-        """One step, and what is due after it: a line of progress, a checkpoint."""
+        """One step, and what is due after it: a progress line, a checkpoint."""
         self.ask_for_checkpoint()
         agree = partial(self.agree, cast=self.trainer.cast)
         vote, skipped = self.trainer.run_step(batches, self.clock, agree)
@@ -245,7 +249,7 @@ class Run:
         return 2 * self.keeper.writer.last_write_s if self.keeper else 0.0
 
     def ask_for_checkpoint(self) -> None:
-        """Rank 0 watches the interval, and what the writer found."""
+        """Rank 0 checks the checkpoint interval and the writer's findings."""
         if not self.keeper:
             return
         self.keeper.refuse_not_finite(self.trainer.step)
@@ -256,7 +260,7 @@ class Run:
     # --- evaluate ------------------------------------------------------------------------------
 
     def evaluate_epoch(self, batches: Iterator[Batch]) -> Vote:
-        """Validates and records the epoch that was trained; an urgent stop leaves it for later."""
+        """Validates and records the trained epoch; an urgent stop leaves that to the next start."""
         with measure_stage("evaluate", self.main_output) as stage, self.clock.phase("evaluation"):
             setup, trainer = self.setup, self.trainer
             vote, results = validate(setup, trainer, self.comm, batches, self.agree)
@@ -292,7 +296,7 @@ class Run:
     def save(
         self, is_best: bool = False, sums: EpochSums | None = None, must_write: bool = True
     ) -> None:
-        """Starts a checkpoint; the ranks exchange only their sums and the times of their phases."""
+        """Starts a checkpoint; the ranks exchange only their sums and phase times."""
         with self.clock.phase("checkpoint"):
             sums = sums or self.meter.total()
             phases = self.comm.gather(self.phases())
@@ -320,7 +324,7 @@ class Run:
         self.save()
         with self.clock.phase("checkpoint"):
             is_durable = self.comm.from_main(self.keeper and self.keeper.writer.wait())
-        # Only now: a job may be cancelled while its step or its checkpoint is being finished.
+        # Checked only now: the job may have been cancelled during its last step or checkpoint.
         rows = self.comm.gather((self.interrupt.reason, self.phases()))
         if not self.keeper:
             return CHECKPOINTED
@@ -342,11 +346,11 @@ class Run:
         return CHECKPOINTED
 
     def name_output(self) -> str:
-        """What the command needs in addition to find this run again."""
+        """What to add to the command to continue this run."""
         return "" if self.cfg.output else f" with --output {self.output}, or with --resume last"
 
     def finish(self) -> int:
-        """The last checkpoint is durable, the model is saved, the record is closed."""
+        """Waits for the last checkpoint, saves the model and closes the record."""
         phases = self.comm.gather(self.phases())
         if not self.keeper:
             return DONE
@@ -368,14 +372,14 @@ class Run:
         end_all_ranks(error, self.comm, self.open_record)
 
     def end_because_of_another(self, message: str, code: int) -> None:
-        """Called by the watching thread: this rank may hang in a collective with the failed one."""
+        """Called by the watching thread: the main thread may hang in a collective."""
         print(f"rank {self.launch.rank} ends because of {message}", file=sys.stderr, flush=True)
         record_failure(self.open_record, message, code)
         os._exit(code)
 
 
 def set_up_logging(launch: Launch) -> None:
-    """Rank 0 speaks; the others only when something is wrong."""
+    """Rank 0 logs everything; the others only warnings and errors."""
     handler = logging.StreamHandler(sys.stdout)
     rank = "" if launch.is_main else f"rank {launch.rank}: "
     handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(message)s", "%H:%M:%S"))

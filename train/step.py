@@ -13,17 +13,17 @@ import torch
 from torch import nn
 
 from dataset.errors import UserError
-from train.ranks.comm import Comm
-from train.ranks.compat import compile_model, make_scaler, wrap_ddp
 from train.data.batches import Batch
-from train.ranks.interrupt import Cast, Vote
+from train.data.patience import Stranded
+from train.data.sampler import BatchPlan, derive_key
 from train.norm import StepStatistics
 from train.optim import Ema, make_optimizer, match_layout, set_lr
-from train.data.patience import Stranded
+from train.ranks.comm import Comm
+from train.ranks.compat import compile_model, make_scaler, wrap_ddp
+from train.ranks.interrupt import Cast, Vote
+from train.ranks.watch import READING
 from train.recipe import Recipe, lr_at
 from train.records.recorder import PhaseClock
-from train.data.sampler import BatchPlan, derive_key
-from train.ranks.watch import READING
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,7 +54,7 @@ class Placement:
         return model
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 images on the device as the model takes them: the order of torchvision's steps."""
+        """uint8 images as the model's input, on the device, in the order of torchvision's steps."""
         if self.channels_last:
             # Whole rows of pixels: with the channels innermost a loop over three values is slow.
             width = images.shape[3]
@@ -78,12 +78,12 @@ class Placement:
         return {}
 
 
-# What torch raises for a state dict that is none of its own, or of something else.
+# What torch raises for a state dict of another model or optimiser, or for something else.
 _STRANGE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 class Trainer:
-    """Everything that an optimiser step changes. After each step all ranks hold the same state."""
+    """Everything that an optimiser step changes; after each step it is the same on all ranks."""
 
     def __init__(
         self,
@@ -126,13 +126,13 @@ class Trainer:
 
     @property
     def cast(self) -> Cast | None:
-        """How a vote travels with a step; None: a step has several votes, or no batch norm."""
+        """Sends a vote with a step; None if a step has several votes, or no batch norm."""
         return self.statistics.cast if self.statistics.carries_votes else None
 
     def run_step(
         self, batches: Iterator[Batch], clock: PhaseClock, agree: Callable[[float], Vote]
     ) -> tuple[Vote, list[str]]:
-        """What the ranks agreed on, and the images skipped; an abandoned step is undone."""
+        """The ranks' vote, and the skipped images; an abandoned step is undone."""
         vote = Vote.GO_ON
         skipped: list[str] = []
         set_lr(self.optimizer, self.lr)
@@ -171,7 +171,7 @@ class Trainer:
             raise
 
     def _estimate(self, microbatch_s: float) -> None:
-        """How long a microbatch takes; the first step may be the one that is too long to finish."""
+        """Measures a microbatch, even in the first step, which may be too long to finish."""
         before_s = self._microbatch_s or microbatch_s
         self._microbatch_s = 0.8 * before_s + 0.2 * microbatch_s
 
@@ -217,7 +217,7 @@ class Trainer:
         self.statistics.abandon()
 
     def exposed_communication_s(self, steps: int) -> float:
-        """An estimate: what DDP itself samples of all-reduce time that backward did not cover."""
+        """An estimate, from DDP's own samples, of all-reduce time not hidden by backward."""
         if self.ddp is None:
             return 0.0
         sampled = self.ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
@@ -236,7 +236,7 @@ class Trainer:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes back to a checkpoint; rates and decays stay those of this run's recipe."""
+        """Restores a checkpoint; rates and decays stay those of this run's recipe."""
         self.load_weights(state)
         groups = self.optimizer.param_groups
         own = [{k: v for k, v in g.items() if k not in ("params", "lr")} for g in groups]
@@ -252,7 +252,7 @@ class Trainer:
         self.step = state["step"]
 
     def load_weights(self, state: dict[str, Any]) -> None:
-        """Takes the weights and their averages of a checkpoint, of any recipe, and no more."""
+        """Loads only the weights and their averages of a checkpoint, of any recipe."""
         try:
             self.model.load_state_dict(state["model"])
         except _STRANGE as error:

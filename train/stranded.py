@@ -1,8 +1,8 @@
-"""The stop of one rank of several whose batch never comes: it saves, and ends all of them.
+"""How a rank stops all ranks when its batch never arrives: it saves a checkpoint and ends them.
 
-The others wait for it in an exchange that cannot be left. After each whole step all ranks hold the
-same state, and this rank holds the last one that all of them reached: without it nobody can finish
-the step under way.
+The other ranks wait for it in an exchange that they cannot leave. After each finished step all
+ranks hold the same state. This rank holds the last state that all of them reached, since nobody
+can finish the current step without it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 
 from dataset.errors import CHECKPOINTED
 from train.checkpoints import checkpoint
-from train.ranks.comm import HEARTBEAT_S, Comm
-from train.ranks.interrupt import CANCELLED, GRACE_S
 from train.data.patience import Stranded
 from train.prepare import Setup
-from train.records.recorder import Recorder
+from train.ranks.comm import HEARTBEAT_S, Comm
+from train.ranks.interrupt import CANCELLED, GRACE_S
 from train.ranks.scheduler import requeue
+from train.records.recorder import Recorder
 
 log = logging.getLogger("trainyard")
 
@@ -40,7 +40,7 @@ def stop_for_all(
     """Saves, records, tells the other ranks, asks for a requeue where one is due, and exits 85."""
     while _has_pending_work(setup.placement.device):
         time.sleep(0.1)
-    if not comm.claim("stop"):  # another rank is at it, and tells this one
+    if not comm.claim("stop"):  # another rank does this already, and will tell this one
         time.sleep(2 * GRACE_S)
         _leave()
     state = make_state()
@@ -57,12 +57,12 @@ def stop_for_all(
 
 
 def _has_pending_work(device: torch.device) -> bool:
-    """Whether the device waits for another rank: that one is a step behind, and saves."""
+    """Whether the device waits for another rank, which is a step behind and saves instead."""
     return device.type == "cuda" and not torch.cuda.current_stream(device).query()
 
 
 def _save(folder: Path, state: checkpoint.State) -> bool:
-    """Whether the state is durable; rank 0 may still write its last one, and is waited for."""
+    """Whether the state is on the disk; waits if rank 0 is still writing its last one."""
     deadline_s = time.monotonic() + GRACE_S
     while any(folder.glob("*.part")) and time.monotonic() < deadline_s:
         time.sleep(0.1)

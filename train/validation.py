@@ -1,4 +1,4 @@
-"""Validation within a run: of the weights and of their average, and -e, which does nothing else."""
+"""Validation: in a run, of the weights and of their average, or on its own with -e."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dataset.errors import UserError
-from train.ranks.comm import Comm
 from train.data.batches import Batch
 from train.epoch import check_skipped
 from train.evaluate import Accuracy, evaluate, frozen
 from train.failure import Diverged
 from train.feed import open_validation
-from train.ranks.interrupt import Vote
 from train.prepare import Setup
+from train.ranks.comm import Comm
+from train.ranks.interrupt import Vote
 from train.records.profile import measure_stage
 from train.step import Trainer
 
@@ -29,7 +29,7 @@ def validate(
     batches: Iterator[Batch],
     agree: Callable[[float], Vote] = lambda _: Vote.GO_ON,
 ) -> tuple[Vote, list[Accuracy]]:
-    """What the ranks agreed on, and the accuracy of the weights and of their average."""
+    """The ranks' vote, and the accuracy of the weights and of their average."""
     if not setup.num_val:
         return Vote.GO_ON, []
     models = [frozen(trainer.model)]
@@ -62,4 +62,4 @@ def evaluate_only(setup: Setup, trainer: Trainer, comm: Comm, folder: Path | Non
             result.loss,
         )
     if not all(math.isfinite(result.loss) for result in results):
-        raise Diverged("the validation loss is not finite: these weights are of no use")
+        raise Diverged("the validation loss is not finite: these weights are useless")

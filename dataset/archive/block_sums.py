@@ -1,4 +1,4 @@
-"""crc32c sums of a file's 4 MiB blocks: computed ahead of a reader that follows, and checked."""
+"""crc32c sums of a file's 4 MiB blocks: computed just ahead of a reader, and checked."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Hasher(Protocol):
 
 
 class BlockSummer:
-    """Reads a file once from front to back, summing its blocks; `pread` serves a reader behind.
+    """Reads a file once from front to back and sums its blocks; `pread` reads behind it.
 
-    The reader's headers come out of the page cache, since their block was read a moment ago.
+    What `pread` reads is in the page cache, since its block was summed a moment ago.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class BlockSummer:
         self._pool.shutdown(cancel_futures=True)
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Bytes of the file, once the sums have come as far as that."""
+        """Bytes of the file, once their blocks have been summed."""
         self._advance(min(offset + length, self._size))
         return os.pread(self._fd, length, offset)
 

@@ -7,34 +7,36 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dataset.archive.member_names import show
 from dataset.errors import UserError
-from dataset.archive.member_names import is_hidden, is_image, show
+from dataset.names import is_hidden, is_image
+from dataset.words import count
 
 _log = logging.getLogger("trainyard")
 
 
 def list_classes(root: Path) -> list[str]:
-    """The class folders in bytewise order; hidden ones, as .ipynb_checkpoints, are none."""
+    """The class folders in bytewise order, without hidden ones such as .ipynb_checkpoints."""
     with os.scandir(root) as entries:
         seen = [entry for entry in entries if not is_hidden(os.fsencode(entry.name))]
     broken = [e.path for e in seen if e.is_symlink() and not Path(e.path).exists()]
     if broken:  # without it every later class would have another label
-        raise UserError(f"{min(broken)} is a link to nothing; mend it, or remove what is no class")
+        raise UserError(f"{min(broken)} is a broken link; fix it, or remove it if it is no class")
     return sorted((entry.name for entry in seen if entry.is_dir()), key=os.fsencode)
 
 
 def list_images(folder: Path) -> list[bytes]:
-    """The images of a class folder in bytewise order; pipes, sockets and folders are none."""
+    """The images of a class folder in bytewise order, without pipes, sockets and folders."""
     found = sorted(_iter_images(folder))
     odd = [name for name, is_file in found if not is_file]
     if odd:
-        text = "%s: %s is named like an image and is no file: left out"
+        text = "%s: %s is named like an image but is not a file: left out"
         _log.info(text, folder, show(odd[0]))
     return [name for name, is_file in found if is_file]
 
 
 def has_image(folder: Path) -> bool:
-    """Whether there is an image in a class folder; it looks no further than the first."""
+    """Whether there is an image in a class folder; stops at the first."""
     return any(is_file for _, is_file in _iter_images(folder))
 
 
@@ -43,17 +45,16 @@ def refuse_empty(root: Path, empty: Sequence[str]) -> None:
     if not empty:
         return
     shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
-    folders = "1 class folder" if len(empty) == 1 else f"{len(empty)} class folders"
     raise UserError(
-        f"{folders} of {root} without an image: {shown}; remove what is no class, or say "
-        "--allow-empty-classes"
+        f"{count(len(empty), 'class folder')} of {root} without an image: {shown}; remove those "
+        "that are no classes, or give --allow-empty-classes"
     )
 
 
 def _iter_images(folder: Path) -> Iterator[tuple[bytes, bool]]:
-    """(name, whether it may be a file) of all that is named like an image.
+    """(name, whether it may be a file) of everything that is named like an image.
 
-    Of a link only its reader can say what it is: looking at a million of them takes minutes.
+    A link may be a file: following a million links here would take minutes.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

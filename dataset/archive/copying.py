@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dataset.errors import DataError
 from dataset.archive.listing import Listing
 from dataset.archive.zip_directory import ZipDirectory, read_member
+from dataset.durable import write_all
+from dataset.errors import DataError
 
 _PIECE = 256 << 10  # where sendfile cannot be had; stays in the processor's own cache
 _NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -23,7 +24,7 @@ CopyImages = Callable[[int, Sequence[bytes], npt.NDArray[np.int64]], None]
 
 
 class Stopped(Exception):
-    """Another worker has failed, or the user wants to stop."""
+    """Another worker has failed, or the user asked to stop."""
 
 
 class TarCopier:
@@ -50,7 +51,7 @@ class TarCopier:
                 os.close(fd)  # network filesystems tell of a full disk only here
 
     def _copy_some(self, fd: int, offset: int, size: int) -> int:
-        """Copies up to `size` bytes of the tar to where a file ends; how many it were."""
+        """Appends up to `size` bytes of the tar to a file; returns how many it were."""
         send = self._send  # another thread may find out meanwhile that there is no sendfile
         try:
             num = send(fd, self._fd, offset, size)
@@ -65,7 +66,7 @@ class TarCopier:
         return num
 
     def _check_readable(self, offset: int, size: int) -> None:
-        """Tells a tar that cannot be read from a file that cannot be written."""
+        """Distinguishes a tar that cannot be read from a file that cannot be written."""
         try:
             os.pread(self._fd, size, offset)
         except OSError as error:
@@ -107,8 +108,6 @@ def write_file(dir_fd: int | None, path: bytes, pieces: Iterable[bytes | memoryv
     fd = os.open(path, _CREATE, 0o666, dir_fd=dir_fd)
     try:
         for piece in pieces:
-            num = os.write(fd, piece)
-            while num < len(piece):
-                num += os.write(fd, piece[num:])
+            write_all(fd, piece)
     finally:
         os.close(fd)

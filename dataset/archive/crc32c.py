@@ -73,7 +73,7 @@ def _pair_table() -> Words:
 
 @functools.cache
 def _shift_table(length: int) -> list[list[int]]:
-    """What `length` zero bytes make of each value of each byte of the register."""
+    """The effect of `length` zero bytes on each value of each byte of the register."""
     table = _byte_table()
     state = np.array([[value << 8 * byte for value in range(256)] for byte in range(4)], np.uint32)
     for _ in range(length):

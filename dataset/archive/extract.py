@@ -1,4 +1,4 @@
-"""Extraction: an archive's images into class folders, one pass, in threads, safe at any moment."""
+"""Extraction: an archive's images into class folders, in one threaded pass that may be killed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from dataset.archive.tar_images import detect_kind, list_tar
 from dataset.archive.copying import CopyImages, TarCopier, ZipCopier
-from dataset.errors import DataError, UserError
 from dataset.archive.extract_stream import extract_stream
-from dataset.free_space import check_room
-from dataset.archive.labels import SOLUTION, find_labels, label_val
+from dataset.archive.labels import find_labels, label_val
 from dataset.archive.listing import Listing, Problems, Split
 from dataset.archive.output_folder import OutputFolder
-from dataset.published import Digest, WrongDigest, check_digest, expected_digest, recognise
+from dataset.archive.tar_images import detect_kind, list_tar
 from dataset.archive.writing import Plan, Progress, Written, write_images
 from dataset.archive.zip_directory import find_member, list_zip, read_directory, read_member
+from dataset.durable import find_room
+from dataset.errors import DataError, UserError
+from dataset.names import SOLUTION
+from dataset.published import Digest, WrongDigest, check_digest, expected_digest, recognise
+from dataset.words import count
 
 _GZIP_NAMES = (".gz", ".tgz")
 
@@ -48,7 +51,7 @@ class Extraction:
 
     def __post_init__(self) -> None:
         if self.num_threads < 1:
-            raise UserError(f"--num_threads {self.num_threads}: at least 1 thread is needed")
+            raise UserError(f"--num_threads {self.num_threads}: must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,17 @@ class Result:
         """The summary line of a run."""
         rate = self.num_bytes_written / 1e6 / max(self.seconds, 1e-9)
         text = (
-            f"{self.num_classes} classes, {self.num_images} images, {self.num_bytes} bytes "
+            f"{count(self.num_classes, 'class', 'classes')}, {count(self.num_images, 'image')}, "
+            f"{self.num_bytes} bytes "
             f"in {self.seconds:.2f} s ({rate:.0f} MB/s)"
         )
         if self.num_bytes_written < self.num_bytes:
             text += f", {self.num_bytes - self.num_bytes_written} bytes were there already"
         if self.num_skipped:
-            text += f", {self.num_skipped} files that are no images left out"
+            skipped = count(
+                self.num_skipped, "file that is not an image", "files that are not images"
+            )
+            text += f", {skipped} left out"
         return text + (f", {self.checked} verified" if self.checked else "")
 
 
@@ -96,8 +103,8 @@ def extract_archive(
         )
     if kind == "gzip" and job.keep_going:
         raise UserError(
-            f"--keep_going cannot be had for {job.archive}: behind a damaged place nothing of a "
-            "gzip can be read; gunzip what there is first"
+            f"--keep_going does not work for {job.archive}: a gzip cannot be read beyond damage; "
+            "gunzip what can be read first"
         )
     identity = identify(job)
     with OutputFolder(job.output_dir, job.split) as folder:
@@ -121,7 +128,7 @@ def extract_archive(
 
 
 def identify(job: Extraction) -> dict[str, Any]:
-    """What tells this archive and its labels from others, without reading it through."""
+    """What distinguishes this archive and its labels from others, without reading all of it."""
     stat = job.archive.stat()
     labels = job.labels or (find_labels(job.archive.parent) if job.split == "val" else None)
     text = hashlib.sha256(labels.read_bytes()).hexdigest() if labels else ""
@@ -129,10 +136,10 @@ def identify(job: Extraction) -> dict[str, Any]:
 
 
 def describe_problems(problems: Sequence[str], archive: Path) -> str:
-    """One line for all that went wrong while the rest went on."""
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    """One line for all problems of an extraction that continued after them."""
     more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-    return f"{archive}: {count}, the rest is extracted: {'; '.join(problems[:3])}{more}"
+    told = count(len(problems), "problem")
+    return f"{archive}: {told}, the rest is extracted: {'; '.join(problems[:3])}{more}"
 
 
 def _extract_planned(
@@ -155,7 +162,7 @@ def _extract_planned(
         is_todo = np.array([wnid not in done for wnid in listing.classes])
         todo = np.flatnonzero(is_todo[listing.label])
         sizes = listing.size[todo]
-        check_room(folder.final, sizes, int(is_todo.sum()))
+        _check_room(folder.final, sizes, int(is_todo.sum()))
         start(int(sizes.sum()), len(todo))
         check = partial(check_digest, job.archive, digest, stop.is_set) if digest else None
         try:
@@ -183,9 +190,9 @@ def _extract_streamed(
     start: Start,
     progress: Progress,
 ) -> Written:
-    """Extracts a .tar.gz; its sums stand at its end, so no class has its final name before that."""
+    """Extracts a .tar.gz; its checksum comes last, so no class gets its final name before that."""
     folder.begin(identity)
-    check_room(folder.final, np.array([identity["size"]]), 0)  # images hardly shrink in a gzip
+    _check_room(folder.final, np.array([identity["size"]]), 0)  # images hardly shrink in a gzip
     start(0, 0)
     stop = threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -206,7 +213,7 @@ def _extract_streamed(
 
 @contextmanager
 def open_plan(job: Extraction, problems: Problems | None, stop: threading.Event) -> Iterator[Plan]:
-    """The plan of a tar or a zip, its file held open."""
+    """The plan of a tar or a zip, whose file stays open meanwhile."""
     labels = partial(label_val, archive=job.archive, labels=job.labels, problems=problems)
     fd = os.open(job.archive, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -229,11 +236,28 @@ def open_plan(job: Extraction, problems: Problems | None, stop: threading.Event)
 
 
 def check_published_counts(archive: Path, listing: Listing) -> None:
-    """Refuses a file of a real archive's size that does not hold what the real one holds."""
+    """Refuses a file with the size of a real archive but other numbers of classes or images."""
     known = recognise(archive)
     num_classes, num_images = len(listing.classes), len(listing.names)
     if known and (known.num_classes, known.num_images) != (num_classes, num_images):
         raise DataError(
             f"{archive} has the size of {known.file} but {num_classes} classes and {num_images} "
             f"images, not {known.num_classes} and {known.num_images}; fetch it again"
+        )
+
+
+def _check_room(folder: Path, sizes: npt.NDArray[np.int64], num_folders: int) -> None:
+    """Raises UserError unless the filesystem has the bytes and the inodes that files need."""
+    free, free_files, block = find_room(folder)
+    needed = int((-(-sizes // block)).sum()) * block
+    if needed > free:
+        raise UserError(
+            f"{folder} has {free / 1e9:.2f} GB free, but the images need {needed / 1e9:.2f} GB; "
+            "free some space or choose another --output_dir"
+        )
+    num_files = len(sizes) + num_folders
+    if free_files is not None and num_files > free_files:
+        raise UserError(
+            f"{folder} has {free_files} free inodes, but the data needs {num_files}; "
+            "choose another --output_dir, or train from the tar (scripts/index_tar.py)"
         )

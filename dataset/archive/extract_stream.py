@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 
 from dataset.archive.copying import write_file
-from dataset.errors import DataError
 from dataset.archive.labels import (
     BUILTIN,
     builtin_labels,
@@ -28,10 +27,12 @@ from dataset.archive.listing import (
     folders_below,
     name_in_class,
 )
-from dataset.archive.member_names import check_names, is_class_tar, is_image, is_wnid, show
+from dataset.archive.member_names import check_names, show
 from dataset.archive.output_folder import OutputFolder
 from dataset.archive.tar_entry import ENDLESS, Entry, Pread, iter_tar
 from dataset.archive.writing import Progress, Written
+from dataset.errors import DataError
+from dataset.names import is_class_tar, is_image, is_wnid
 
 _PIECE = 1 << 20
 
@@ -55,7 +56,7 @@ class ForwardReader:
         self._file.close()
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Bytes at an offset that is not behind the last one, fewer at the end."""
+        """Bytes at an offset that is not before the last one; fewer at the end."""
         assert offset >= self._position, "a stream cannot be read backwards"
         while self._position < offset:
             if not self._read(min(_PIECE, offset - self._position)):
@@ -75,7 +76,7 @@ class ForwardReader:
 
 
 class StreamWriter:
-    """Writes the images of a stream; classes wait, staged, until the stream has ended well."""
+    """Writes the images of a stream; classes stay staged until the stream ends without error."""
 
     def __init__(self, folder: OutputFolder, archive: Path, progress: Progress) -> None:
         self._folder, self._archive, self._progress = folder, archive, progress
@@ -132,7 +133,7 @@ class StreamWriter:
         self._close(wnid)
 
     def _put(self, wnid: bytes, name: bytes, entry: Entry, pread: Pread) -> None:
-        """Writes one image, unless an earlier run has left it in a whole class."""
+        """Writes one image, unless an earlier run left it in a complete class."""
         if entry.size == 0:
             raise DataError(f"{self._archive}: {show(name)} is empty (0 bytes); fetch it again")
         self.counts[wnid] += 1
@@ -156,7 +157,7 @@ class StreamWriter:
         self._progress(entry.size, 1)
 
     def _reopen(self, wnid: bytes) -> None:
-        """Makes the folder of a class, or goes on with one that is there."""
+        """Makes the folder of a class, or reopens the existing one."""
         self._open.add(wnid)
         if self._folder.reopen(wnid):
             if wnid not in self._new:
@@ -165,7 +166,7 @@ class StreamWriter:
             self._new.add(wnid)
 
     def _close(self, wnid: bytes) -> None:
-        """Stages a class that seems to be whole; a later image of it opens it again."""
+        """Stages a class that seems complete; a later image of it reopens it."""
         if wnid in self._open:
             self._folder.stage(wnid)
             self._open.remove(wnid)
@@ -195,7 +196,7 @@ class FlatLabels:
         self._archive, self._labels = archive, labels
         self._names: list[bytes] = []
         self._known: dict[bytes, bytes] = {}
-        self._known_from = self._source = ""  # the second: once a label of it was needed
+        self._known_from = self._source = ""  # _source: set when the first label is used
 
     def knows(self, name: bytes) -> bool:
         """Whether there is a label for an image of this name."""
@@ -216,7 +217,7 @@ class FlatLabels:
         return self._known[name]
 
     def finish(self) -> None:
-        """Refuses labels without an image, and the built-in table for another set."""
+        """Raises for labels without an image, or if the built-in table was used for another set."""
         if self._source == BUILTIN and not is_real_val(self._names):
             raise unknown_labels(self._archive, self._names)
         if self._source:

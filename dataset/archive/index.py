@@ -12,11 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dataset.archive.tar_images import detect_kind, list_tar
 from dataset.archive.block_sums import BlockSummer, Progress, find_bad_ranges
-from dataset.errors import DataError, UserError
 from dataset.archive.index_file import (
-    SUFFIX,
     TarIndex,
     belongs,
     load_index,
@@ -26,8 +23,12 @@ from dataset.archive.index_file import (
 )
 from dataset.archive.labels import find_labels, label_val
 from dataset.archive.listing import Split
-from dataset.published import PublishedHash
 from dataset.archive.tar_entry import BLOCK
+from dataset.archive.tar_images import detect_kind, list_tar
+from dataset.errors import DataError, UserError
+from dataset.names import INDEX_SUFFIX
+from dataset.published import PublishedHash
+from dataset.words import count
 
 _BUILTIN = "built-in"
 _log = logging.getLogger("trainyard.index")
@@ -46,7 +47,8 @@ def find_or_build_index(
         return index
     _log.info("%s has no index yet: making it, once", tar)
     index, place = build_index(tar, index_dir=index_dir, labels=labels, checksums=checksums)
-    _log.info("%d images of %d classes: %s", len(index), len(index.classes), place)
+    classes = count(len(index.classes), "class", "classes")
+    _log.info("%s of %s: %s", count(len(index), "image"), classes, place)
     return index
 
 
@@ -64,9 +66,9 @@ def find_current(
 
 
 def find_index(tar: Path, index_dir: Path | None = None) -> Path | None:
-    """Where the index of a tar is, or None; a cached one of a former tar does not count.
+    """Where the index of a tar is, or None; a cached index of an older tar does not count.
 
-    One of a former tar in a folder that is read-only does not hide the one that was made instead.
+    An index of an older tar in a read-only folder does not hide the one made in its place.
     """
     *named, cached = index_places(tar, index_dir)
     there = [place for place in (*named, cached) if place.is_file()]
@@ -79,14 +81,14 @@ def find_index(tar: Path, index_dir: Path | None = None) -> Path | None:
 
 def index_places(tar: Path, index_dir: Path | None = None) -> list[Path]:
     """The places of a tar's index in the order of looking; the last one is the user's cache."""
-    name = tar.name + SUFFIX
+    name = tar.name + INDEX_SUFFIX
     digest = hashlib.sha256(os.fsencode(tar.resolve())).hexdigest()[:16]
     named = ([index_dir / name] if index_dir else []) + [tar.with_name(name)]
     return [*named, user_cache() / "index" / f"{digest}-{name}"]
 
 
 def user_cache() -> Path:
-    """The user's cache folder; a slot of a grid may have no home, only a scratch folder."""
+    """The user's cache folder; a slot on the grid may have only a scratch folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     if base:
         return Path(base) / "trainyard"
@@ -140,7 +142,7 @@ def guess_split(tar: Path) -> Split:
 
 
 def labels_digest(tar: Path, labels: Path | None) -> str:
-    """What identifies the label file that would be used now; empty without one."""
+    """A hash of the label file that would be used now; empty without one."""
     source = labels or find_labels(tar.parent)
     return hashlib.sha256(source.read_bytes()).hexdigest() if source else ""
 
@@ -155,7 +157,7 @@ def _write(arrays: dict[str, Any], tar: Path, index_dir: Path | None) -> Path:
             return place
         except OSError as error:
             problems.append(f"{place.parent} ({error.strerror})")
-    raise UserError(f"no folder for the index can be written: {', '.join(problems)}; --index-dir?")
+    raise UserError(f"the index cannot be written to {', '.join(problems)}; give --index-dir")
 
 
 def verify_tar(index: TarIndex, progress: Progress = lambda num_bytes: None) -> None:

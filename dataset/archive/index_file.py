@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dataset.archive.block_sums import BLOCK_SIZE
-from dataset.errors import DataError
 from dataset.archive.listing import Listing
 from dataset.archive.tar_entry import BLOCK
+from dataset.durable import writing_whole
+from dataset.errors import DataError
 
 FORMAT = 1
-SUFFIX = ".index"
 _NUMBER, _LIST = 0, 1  # dimensions
 _FIELDS: dict[str, tuple[type[np.generic], int]] = {
     "format": (np.int64, _NUMBER),
@@ -116,16 +115,9 @@ def make_index(arrays: dict[str, Any], tar: Path) -> TarIndex:
 
 
 def write_whole(arrays: dict[str, Any], place: Path) -> None:
-    """Writes to a name of its own first: jobs may build the same index at the same time."""
-    part = place.with_name(f"{place.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(part, "xb") as file:
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(place)
-    finally:
-        part.unlink(missing_ok=True)
+    """Writes the index, whole or not at all: jobs may build the same one at the same time."""
+    with writing_whole(place, is_shared=True) as file:
+        np.savez(file, **arrays)
 
 
 def load_index(place: Path, tar: Path) -> TarIndex:
@@ -139,7 +131,7 @@ def load_index(place: Path, tar: Path) -> TarIndex:
 
 
 def _find_contradiction(arrays: dict[str, Any]) -> str:
-    """What cannot be true of any tar, or an empty string; nothing later looks at it again."""
+    """What cannot be true of any tar, or an empty string; later code relies on this check."""
     tar_size, offset, size = int(arrays["tar_size"]), arrays["offset"], arrays["size"]
     label, num_classes = arrays["label"], len(arrays["class_offset"]) - 1
     if not len(size) == len(label) == len(offset) == len(arrays["name_offset"]) - 1 > 0:
@@ -215,7 +207,7 @@ def _check_belongs(arrays: dict[str, Any], place: Path, tar: Path) -> None:
     if size != int(arrays["tar_size"]):
         why = f"the tar has {size} bytes, the indexed one had {int(arrays['tar_size'])}"
     elif first != arrays["first_header"].tobytes() or last != arrays["last_header"].tobytes():
-        why = "the first or last header of the tar is another one"
+        why = "the first or last header of the tar differs"
     else:
         return
     raise DataError(f"{place} does not belong to {tar}: {why}; {_AGAIN.format(tar)}")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.errors import DataError, UserError
 from dataset.archive.member_names import show
+from dataset.errors import DataError, UserError
+from dataset.names import SOLUTION, VALPREP
+from dataset.words import count
 
 NUM_VAL = 50_000
-VALPREP = "valprep.sh"
-SOLUTION = "LOC_val_solution.csv"
 BUILTIN = "the built-in ILSVRC2012 table"
 _TABLE = Path(__file__).with_name("ilsvrc2012_val_labels.bin")
 _NAME = "ILSVRC2012_val_{:08d}.JPEG"
@@ -94,11 +94,11 @@ def match_labels(
     found: list[str] = []
     unlabelled = sorted(name for name in names if name not in labels)
     if unlabelled:
-        found.append(f"{source} has no label for {_count(unlabelled)}; is it of another set?")
+        found.append(f"{source} has no label for {_count(unlabelled)}; is it for another set?")
     missing = sorted(labels.keys() - set(names))
     if missing:
         found.append(
-            f"{source} labels {_count(missing)} that the archive does not hold; is it whole?"
+            f"{source} labels {_count(missing)} that are not in the archive; is it complete?"
         )
     if found and problems is None:
         raise DataError("; ".join(found))
@@ -109,8 +109,7 @@ def match_labels(
 
 def _count(names: Sequence[bytes]) -> str:
     shown = ", ".join(show(name).strip("'") for name in names[:3])
-    plural = "s" if len(names) > 1 else ""
-    return f"{len(names)} image{plural} ({shown}{', …' if len(names) > 3 else ''})"
+    return f"{count(len(names), 'image')} ({shown}{', …' if len(names) > 3 else ''})"
 
 
 def read_labels(path: Path) -> dict[bytes, bytes]:
@@ -161,7 +160,7 @@ def parse_solution(text: str, source: str) -> dict[bytes, bytes]:
 
 def _add(labels: dict[bytes, bytes], name: str, wnid: str, source: str, number: int) -> None:
     if wnid in (".", "..") or "/" in wnid or "/" in name or not wnid.isprintable():
-        raise UserError(f"{source}:{number} names the class {wnid!r}, which is no folder name")
+        raise UserError(f"{source}:{number} names the class {wnid!r}, which is not a folder name")
     known = labels.setdefault(name.encode(), wnid.encode())
     if known != wnid.encode():
         raise UserError(

@@ -11,23 +11,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from dataset.archive.member_names import are_plain_images, check_names, file_name, show, split_path
 from dataset.errors import DataError
-from dataset.archive.member_names import (
-    are_plain_images,
-    check_names,
-    file_name,
-    is_class_tar,
-    is_image,
-    is_wnid,
-    show,
-    split_path,
-)
+from dataset.names import is_class_tar, is_image, is_wnid
+from dataset.words import count
 
 Split = Literal["train", "val"]
 LabelNames = Callable[[Sequence[bytes]], Sequence[bytes]]  # file names of a flat archive -> classes
 Problems = list[str]  # what was left out, one line each
 _SPLITS = {b"train", b"val", b"test"}
-_FLAT, _LEFT_OUT = -1, -2  # instead of a class: by labels, or not at all
+_FLAT, _LEFT_OUT = -1, -2  # in place of a class: its labels say it, or another split's
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ def classify_folders(
 
 
 def check_depths(depths: Collection[int], path: Path) -> None:
-    """Refuses images at different depths: which folder would be the class?"""
+    """Refuses images at different depths, since it is unclear which folder is the class."""
     if len(depths) > 1:
         raise DataError(
             f"{path}: images at different depths of folders {sorted(depths)}; repack it"
@@ -200,9 +193,8 @@ def order_images(
     names = [found.names[i] for i in order.tolist()]
     empty = np.flatnonzero(size[rows] == 0)
     if len(empty):
-        raise DataError(
-            f"{path}: {len(empty)} images are empty (0 bytes), first {show(names[empty[0]])}"
-        )
+        images = count(len(empty), "image is", "images are")
+        raise DataError(f"{path}: {images} empty (0 bytes), first {show(names[empty[0]])}")
     return Listing(
         classes,
         label,

@@ -1,47 +1,20 @@
-"""Names of archive members: which are images, and which must never be written anywhere."""
+"""Names of archive members: plain ones, and those that must never be written anywhere."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from dataset.errors import DataError
 
-# For folders and archives alike: an image is what is_image says, and nothing else.
-IMAGE_SUFFIXES = (b".jpeg", b".jpg", b".png")
 _MAX_PART = 255  # bytes in a file name, on every filesystem of Linux
 _CONTROL = bytes(range(32)) + b"\x7f"
 _CONTROL_BUT_NEWLINE = _CONTROL.replace(b"\n", b"")
-_WNID = re.compile(rb"n\d{8}")
-
-
-def is_image(path: bytes) -> bool:
-    """Whether a file is taken as an image: by its suffix, and neither it nor a folder is hidden."""
-    is_known = path[-5:] == b".JPEG" or path[-5:].lower().endswith(IMAGE_SUFFIXES)
-    return is_known and not is_hidden(path)
-
-
-def is_class_tar(path: bytes) -> bool:
-    """Whether a member of an outer tar holds the images of a class."""
-    return path.endswith(b".tar") and not is_hidden(path[: -len(b".tar")])
-
-
-def is_hidden(path: bytes) -> bool:
-    """Whether a part of a path is hidden: macOS adds ._NAME files, Jupyter .ipynb_checkpoints."""
-    if not path.startswith(b".") and b"/." not in path:
-        return False
-    return any(part[:1] == b"." and part not in (b".", b"..") for part in path.split(b"/"))
 
 
 def are_plain_images(paths: Sequence[bytes]) -> bool:
     """Whether every path is the bare name of an image as the real class tars hold it."""
     blob = b"\n" + b"\n".join(paths) + b"\n"
     return blob.count(b".JPEG\n") == len(paths) > 0 and b"/" not in blob and b"\n." not in blob
-
-
-def is_wnid(name: bytes) -> bool:
-    """Whether a folder is named like a class of ImageNet."""
-    return _WNID.fullmatch(name) is not None
 
 
 def file_name(path: bytes) -> bytes:
@@ -52,7 +25,7 @@ def file_name(path: bytes) -> bytes:
 def check_names(paths: Sequence[bytes], what: str) -> None:
     """Refuses a list of members when one of them could be written outside its folder.
 
-    One look at all names together finds the rare list that deserves a look at each name.
+    A quick check of all names together decides whether each name must be checked.
     """
     blob = b"\n".join(paths)
     if (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import logging
 import os
 import secrets
@@ -15,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dataset.durable import lock_file, write_json
 from dataset.errors import DataError, PassingError, UserError
 from dataset.untrusted import parse_json
 
 _log = logging.getLogger("trainyard.extract")
 MAX_MARKER_BYTES = 64 << 20
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 Sizes = Mapping[bytes, int]  # file name -> bytes of it
 
@@ -28,7 +26,7 @@ Sizes = Mapping[bytes, int]  # file name -> bytes of it
 class OutputFolder:
     """DIR/train or DIR/val while it is being filled.
 
-    Beside it, `.train.extracting` holds what is not whole: `archive.json` (whose classes these
+    Beside it, `.train.extracting` holds what is not complete: `archive.json` (whose classes these
     are), a folder for each run, and `whole`, with classes that wait for the archive's checksum. A
     class is renamed into DIR/train when it is whole. In the end `.train.extracted.json` says so,
     with the number of images of every class, and the staging folder is removed.
@@ -74,36 +72,26 @@ class OutputFolder:
         return self._staging / "archive.json"
 
     def _lock(self) -> None:
-        """Takes the folder for this process; the kernel gives it back, however this one ends."""
+        """Locks the folder for this process; the kernel unlocks it however the process ends."""
         path = self._staging / "lock"
         while True:
             self._staging.mkdir(parents=True, exist_ok=True)
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                self._lock_fd, self._has_lock = lock_file(path)
+                break
             except FileNotFoundError:
                 continue  # the run before has just finished and removed the staging folder
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                os.close(fd)
                 raise PassingError(
-                    f"another process is extracting into {self.final}; wait for it and run again"
+                    f"another process is extracting into {self.final}; run this again when it ends"
                 ) from None
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                _log.warning("no file locks on %s: do not extract into it twice", self.final)
-                self._has_lock = False
-            with suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(fd).st_ino:
-                    self._lock_fd = fd
-                    return
-            os.close(fd)
+        if not self._has_lock:
+            _log.warning("no file locks on %s: do not start two extractions into it", self.final)
 
     def is_done(self, archive: Mapping[str, Any], recheck: bool) -> dict[str, Any] | None:
-        """The marker's facts when this archive was extracted here and all its images are there.
+        """The marker's facts if this archive was extracted here and all its images still exist.
 
-        A recheck takes the marker away: every file's size is then compared as after a kill.
+        A recheck removes the marker: the size of every file is then compared, as after a kill.
         """
         facts = _read_json(self.marker)
         if not facts:
@@ -111,22 +99,22 @@ class OutputFolder:
         self._check_same(facts.get("archive"), archive)
         for wnid, num in facts["classes"].items():
             if not recheck and _count_files(self.final / wnid) != num:
-                _log.warning("%s is not whole any more; it is extracted again", self.final / wnid)
+                _log.warning("%s is no longer complete; it is extracted again", self.final / wnid)
                 recheck = True
         if recheck:
-            write_json(self._state_path, {"archive": dict(archive)})
+            _write_json(self._state_path, {"archive": dict(archive)})
             self.marker.unlink()
             return None
         shutil.rmtree(self._staging, ignore_errors=True)
         return facts
 
     def begin(self, archive: Mapping[str, Any]) -> None:
-        """Claims the folder for an archive, or continues; a folder with other things is refused."""
+        """Claims the folder for an archive, or continues it; refuses a folder with other files."""
         state = _read_json(self._state_path)
         if state:
             self._check_same(state.get("archive"), archive)
         else:
-            # One that a power cut has torn is ours too: what is there is looked at file by file.
+            # A state file that a power cut tore is ours too; every file is then checked by size.
             is_ours = self._state_path.exists() or self.marker.exists()
             others = self._published()
             if others and not is_ours:
@@ -134,7 +122,7 @@ class OutputFolder:
                     f"{self.final} holds something else ({os.fsdecode(min(others))}); "
                     "remove it or choose another --output_dir"
                 )
-            write_json(self._state_path, {"archive": dict(archive)})
+            _write_json(self._state_path, {"archive": dict(archive)})
         for leftover in self._staging.glob("run-*"):
             if self._has_lock:  # else it may be another process at work
                 shutil.rmtree(leftover)
@@ -149,7 +137,7 @@ class OutputFolder:
             )
 
     def finished(self, classes: Sequence[bytes], sizes_of: Callable[[bytes], Sizes]) -> set[bytes]:
-        """The classes that are whole already: every file there, with its size, and no other."""
+        """The classes that are already complete: exactly their files, with the right sizes."""
         published = self._published()
         self._check_strangers(published, classes)
         staged = {os.fsencode(name) for name in os.listdir(self._whole)} & set(classes)
@@ -168,23 +156,23 @@ class OutputFolder:
         strangers = published - set(classes)
         if strangers:
             raise UserError(
-                f"{self.final} holds {os.fsdecode(min(strangers))!r}, which is no class of the "
+                f"{self.final} holds {os.fsdecode(min(strangers))!r}, which is not a class of the "
                 "archive; remove it or choose another --output_dir"
             )
 
     def class_is_staged(self, wnid: bytes) -> bool:
-        """Whether an earlier run has left the class whole, waiting for the rest."""
+        """Whether an earlier run completed and staged the class."""
         return self._place(self._whole, wnid).is_dir()
 
     def size_of(self, wnid: bytes, name: bytes) -> int:
-        """The size of an image of a class that is whole or published, or -1."""
+        """The size of an image of a staged or published class, or -1."""
         for folder in (self._whole, self.final):
             with suppress(OSError):
                 return (self._place(folder, wnid) / os.fsdecode(name)).stat().st_size
         return -1
 
     def reopen(self, wnid: bytes) -> bool:
-        """Makes the class's folder in this run; True when it was there, whole or not."""
+        """Makes the class's folder in this run; True if it existed, complete or not."""
         for folder in (self._whole, self.final):
             with suppress(FileNotFoundError):
                 self._place(folder, wnid).rename(self._place(self.run, wnid))
@@ -193,7 +181,7 @@ class OutputFolder:
         return False
 
     def stage(self, wnid: bytes) -> None:
-        """Notes that a class of this run is whole; it keeps waiting for its final name."""
+        """Marks a class of this run as complete; it gets its final name later."""
         self._move(self._place(self.run, wnid), self._place(self._whole, wnid))
 
     def publish(self, wnid: bytes) -> None:
@@ -201,13 +189,13 @@ class OutputFolder:
         self._move(self._place(self.run, wnid), self._place(self.final, wnid))
 
     def publish_staged(self, classes: Iterable[bytes]) -> None:
-        """Gives those of the classes that wait, staged, their final names."""
+        """Gives staged classes their final names."""
         for wnid in classes:
             if self.class_is_staged(wnid):
                 self._move(self._place(self._whole, wnid), self._place(self.final, wnid))
 
     def _move(self, source: Path, target: Path) -> None:
-        """Renames a folder; one that is in the way, not whole, is replaced."""
+        """Renames a folder; replaces an incomplete one of that name."""
         try:
             source.rename(target)
         except OSError as error:
@@ -230,7 +218,7 @@ class OutputFolder:
             if there != num:
                 raise DataError(f"{self.final}/{os.fsdecode(wnid)} has {there} images, not {num}")
         classes = {os.fsdecode(wnid): num for wnid, num in counts.items()}
-        write_json(self.marker, {"archive": dict(archive), "result": facts, "classes": classes})
+        _write_json(self.marker, {"archive": dict(archive), "result": facts, "classes": classes})
         shutil.rmtree(self._staging, ignore_errors=True)
 
     @staticmethod
@@ -239,7 +227,7 @@ class OutputFolder:
 
 
 def find_unfinished(folder: Path) -> Path | None:
-    """The staging folder of an extraction below a folder that has not come to its end, if any."""
+    """The staging folder of an unfinished extraction into a folder, if any."""
     for split in ("train", "val"):
         for parent in (folder, folder / split):  # inside when the half is a mount of its own
             staging = parent / _staging_name(split)
@@ -262,14 +250,9 @@ def has_files(folder: Path, sizes: Sizes) -> bool:
     return found == sizes
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes NAME.part and renames it.
-
-    Not synced: after a power cut a torn file counts as none, and every file's size is looked at.
-    """
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1))
-    part.replace(path)
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Not synced: after a power cut a torn file counts as missing, and all sizes are checked."""
+    write_json(path, value, is_synced=False)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

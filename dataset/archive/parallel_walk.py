@@ -1,4 +1,4 @@
-"""Headers of one tar walked from many places at once, for storage whose reads take their time."""
+"""Reads the headers of one tar from many positions at once, for storage with slow reads."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from dataset.errors import DataError
 from dataset.archive.tar_entry import BLOCK, Pread, read_entry
 from dataset.archive.tar_walk import Entries, LostTheChain, find_headers, walk_tar
+from dataset.errors import DataError
 
 _MIN_PART = 8 << 20  # fewer bytes than this are not worth a thread
 _SCAN = 1 << 20
-_MAX_SCAN = 64 << 20  # an image that is larger hides the next header; the parts are then joined
+_MAX_SCAN = 64 << 20  # a larger image hides the next header; two parts then become one
 
 
 def walk_tar_in_parts(pread: Pread, size: int, what: str, threads: int) -> Entries:
-    """The files of a tar, as walk_tar gives them, from parts that are walked side by side.
+    """The files of a tar, as walk_tar gives them, from parts that are walked in parallel.
 
-    A part starts at the first header that is found behind an even cut. What was found may be a
-    picture of a header inside a file: so every part must end exactly where the next one starts.
-    If one does not, or anything is wrong at all, the tar is walked from its start.
+    The tar is cut evenly, and a part starts at the first header after its cut. Bytes inside a
+    file may look like a header, so every part must end exactly where the next one starts. If one
+    does not, or anything else is wrong, the tar is walked once more from its start.
     """
     num_parts = min(threads, size // _MIN_PART)
     if num_parts > 1:
@@ -43,10 +43,10 @@ def walk_tar_in_parts(pread: Pread, size: int, what: str, threads: int) -> Entri
 
 
 def find_entry(pread: Pread, position: int, end: int, what: str) -> int | None:
-    """Where an entry starts behind a position; None when no header is near.
+    """Where an entry starts after a position; None when no header is near.
 
-    The first header found may be the second half of an entry, behind its long name: so the start
-    of the entry after it is taken.
+    The first header found may belong to an entry that began earlier, with a record of its long
+    name. So the start of the next entry is returned.
     """
     for start in range(position, min(end, position + _MAX_SCAN), _SCAN):
         for place in find_headers(pread(_SCAN, start)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dataset.errors import DataError
 from dataset.archive.member_names import show
+from dataset.errors import DataError
 
 BLOCK = 512
 ENDLESS = 1 << 62  # the end of a stream whose length is not known
@@ -127,7 +127,7 @@ def _read_header(pread: Pread, position: int, end: int, what: str) -> bytes:
 
 
 def _check_padding(pread: Pread, marker: int, end: int, what: str) -> None:
-    """Refuses bytes after the end marker: a hole of zeros in a damaged file looks like an end."""
+    """Refuses data after the end marker: zeros in a damaged file look like an end."""
     position, chunk = marker + BLOCK, b"\0"
     while position < end and position - marker <= _MAX_PADDING:
         chunk = pread(min(1 << 20, end - position), position)
@@ -192,7 +192,7 @@ def _parse_number(field: bytes, position: int, what: str) -> int:
 
 def _stored_name(header: bytes) -> bytes:
     name = header[:100].split(b"\0", 1)[0]
-    if header[257:263] == b"ustar\0":  # GNU's own magic ends in a space and has no prefix
+    if header[257:263] == b"ustar\0":  # GNU's magic ends in a space, and has no prefix
         prefix = header[345:500].split(b"\0", 1)[0]
         if prefix:
             return prefix + b"/" + name

@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 
-from dataset.errors import DataError
 from dataset.archive.listing import (
     Found,
     LabelNames,
@@ -26,13 +25,15 @@ from dataset.archive.listing import (
     find_in_tree,
     order_images,
 )
-from dataset.archive.member_names import is_class_tar, is_hidden, show
+from dataset.archive.member_names import show
 from dataset.archive.parallel_walk import walk_tar_in_parts
 from dataset.archive.tar_entry import BLOCK, Pread, iter_tar
 from dataset.archive.tar_walk import Entries, walk_tar
+from dataset.errors import DataError
+from dataset.names import is_class_tar, is_hidden
 
-# A header read slower than this comes from a disk or a server: then many places are read side by
-# side. From memory one thread is fastest, as threads would queue for the interpreter's lock.
+# A header read slower than this comes from a disk or a server; many places are then read in
+# parallel. From memory one thread is fastest, as threads would queue for the interpreter's lock.
 _COLD_READ_S = 50e-6
 _PROBES = 31
 _COLD_THREADS = 32
@@ -48,7 +49,7 @@ def detect_kind(path: Path) -> Literal["tar", "gzip", "zip"]:
         return "zip"
     if not head:
         raise DataError(f"{path} is empty (0 bytes); fetch it again")
-    # Loose on purpose: a damaged header is then reported as damage, with its place.
+    # Loose on purpose: a damaged header is reported later as damage, with its position.
     is_tar = head[257:262] == b"ustar" or not head[100:136].translate(None, b"01234567 \0")
     if len(head) < BLOCK or not is_tar:
         raise DataError(
@@ -68,14 +69,14 @@ def list_tar(
 ) -> Listing:
     """The images of an uncompressed tar; label_names gives the classes of a flat archive.
 
-    With a pread of the caller's the positions only grow (block checksums are computed on the way);
-    without one, the headers are walked by as many threads as the storage can use. With `problems`
-    a bad class tar is noted there and left out; without, it is an error.
+    If the caller gives a pread, it is called at growing positions only (block checksums are
+    computed on the way); otherwise as many threads read the headers as the storage can use. With
+    `problems` a bad class tar is noted there and skipped; without, it is an error.
     """
     try:
         entries, found, last_header = _walk(fd, path, split, pread, problems)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; is the disk well?") from error
+        raise DataError(f"{path} cannot be read: {error.strerror}; is the disk failing?") from error
     return order_images(found, entries.offset, entries.size, label_names, path, last_header)
 
 
@@ -97,7 +98,7 @@ def _walk(
 
 
 def _read_s(pread: Pread, tar_size: int) -> float:
-    """Seconds that a read of a header takes: the median over places all over the tar."""
+    """Seconds that reading a header takes: the median over positions all over the tar."""
     times = []
     for place in range(_PROBES):
         start_s = time.perf_counter()
@@ -107,7 +108,7 @@ def _read_s(pread: Pread, tar_size: int) -> float:
 
 
 def is_nested(pread: Pread, tar_size: int, path: Path) -> bool:
-    """Whether the first file of the tar, hidden ones apart, is a tar: then all are class tars."""
+    """Whether the first file that is not hidden is a tar: then all members are class tars."""
     for entry in iter_tar(pread, 0, tar_size, str(path)):
         if is_class_tar(entry.name) or not is_hidden(entry.name):
             return is_class_tar(entry.name)

@@ -30,8 +30,8 @@ class LostTheChain(Exception):
 def walk_tar(pread: Pread, start: int, end: int, what: str, stop: int | None = None) -> Entries:
     """The files of the tar in [start, end), every header's checksum verified.
 
-    Headers are chained on trust and then checked together. The first one that is not a plain file
-    with a right checksum is read again with care, and a new chain starts behind it. The walk ends
+    Headers are first chained unchecked and then checked together. The first one that is not a plain
+    file with a right checksum is parsed slowly, and a new chain starts after it. The walk ends
     at the end marker, or at the entry that starts at `stop`.
     """
     names: list[bytes] = []
@@ -59,7 +59,7 @@ def walk_tar(pread: Pread, start: int, end: int, what: str, stop: int | None = N
                 names.append(entry.name)
                 offsets.append(np.array([entry.offset]))
                 sizes.append(np.array([entry.size]))
-            # In a pax tar every file has such an entry: do not chain far in vain.
+            # In a pax tar every file has such an entry: keep the chains short there.
             position, limit = entry.end, 1
     return Entries(names, np.concatenate(offsets), np.concatenate(sizes))
 

@@ -1,4 +1,4 @@
-"""Threads that write an archive's images, and the class folders that get their names when whole."""
+"""Threads that write an archive's images; a class folder gets its final name when complete."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dataset.archive.copying import CopyImages
-from dataset.errors import DataError
 from dataset.archive.listing import Listing, Problems
 from dataset.archive.output_folder import OutputFolder, Sizes
+from dataset.errors import DataError
 from dataset.published import WrongDigest
 
 _UNIT = 128  # images a worker takes at once when the archive mixes its classes
@@ -27,7 +27,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Plan:
-    """An archive whose headers were all read and found good, and how its images are copied."""
+    """An archive whose headers have all been checked, and the way to copy its images."""
 
     listing: Listing
     copy: CopyImages
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Written:
-    """What an extraction left in its folder, and what of it this run has written."""
+    """What an extraction's folder holds now, and how much of it this run wrote."""
 
     counts: dict[bytes, int]  # class -> images
     num_bytes: int
@@ -67,11 +67,11 @@ def write_images(
     stop: threading.Event,
     progress: Progress,
 ) -> None:
-    """Writes the images `todo`; each class is published when it is whole.
+    """Writes the images `todo`; each class is published when it is complete.
 
-    With a `check` of the whole archive, which runs beside the writers, classes are only staged:
-    the caller publishes them when this function returns. With `problems` a class that cannot be
-    read is noted there and the others go on.
+    With a `check` of the whole archive, which runs in parallel, classes are only staged: the
+    caller publishes them when this function returns. With `problems` a class that cannot be
+    read is noted there and the others continue.
     """
     listing = plan.listing
     missing = np.bincount(listing.label[todo], minlength=len(listing.classes))
@@ -113,7 +113,7 @@ def _result(job: Future[Rows | None], problems: Problems | None) -> Rows | None:
 
 @contextmanager
 def _pool(num_threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
-    """Threads that are told to stop, and waited for, when the block is left by an error."""
+    """A thread pool that is stopped and waited for when an error leaves the block."""
     with ThreadPoolExecutor(num_threads) as pool:
         try:
             yield pool

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dataset.errors import DataError
 from dataset.archive.listing import LabelNames, Listing, Split, find_in_tree, order_images
 from dataset.archive.member_names import file_name, show
+from dataset.errors import DataError
 
 _END = struct.Struct("<4s4H2LH")  # end of central directory
 _END64_LOCATOR = struct.Struct("<4sLQL")

@@ -14,12 +14,8 @@ import numpy as np
 
 from dataset.errors import UserError
 from dataset.fake.draw import Draw, Item
+from dataset.names import KAGGLE_ZIP, SOLUTION, TRAIN_TAR, VAL_TAR, VALPREP
 
-TRAIN_TAR = "ILSVRC2012_img_train.tar"
-VAL_TAR = "ILSVRC2012_img_val.tar"
-KAGGLE_ZIP = "imagenet-object-localization-challenge.zip"
-VALPREP = "valprep.sh"
-SOLUTION = "LOC_val_solution.csv"
 SHAPES = ("nested", "tree", "zip")
 TREE_ROOT = "ILSVRC2012_img_train"
 ODDITIES = ("CMYK", "GREY", "PNG")
@@ -67,7 +63,7 @@ class FakeImageNet:
 
     @property
     def wnids(self) -> list[str]:
-        """Class names beyond WordNet's own numbers, so that no fake is taken for a real class."""
+        """Class names outside WordNet's numbers, so that no fake looks like a real class."""
         return [f"n{90_000_001 + label}" for label in range(self.classes)]
 
 
@@ -130,7 +126,7 @@ def _valprep_text(spec: FakeImageNet) -> str:
 
 
 def _write_nested(spec: FakeImageNet, folder: Path, draw: Draw) -> int:
-    """The training tar as it is published: one tar a class inside."""
+    """The training tar in the published layout: one tar per class inside."""
     num_bytes = 0
     with tarfile.open(folder / TRAIN_TAR, "w", format=tarfile.USTAR_FORMAT) as outer:
         for label, drawn in groupby(draw(train_items(spec)), key=lambda pair: pair[0].label):
@@ -197,5 +193,5 @@ def _add_folder(tar: tarfile.TarFile, name: str) -> None:
 def _add_to_zip(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     info = zipfile.ZipInfo(name, DATE)
     info.external_attr = 0o644 << 16
-    # Kaggle's members are deflated; the level is low, since a JPEG gains nothing from a high one.
+    # Kaggle's members are deflated; level 1 is enough, since a JPEG hardly shrinks.
     archive.writestr(info, data, zipfile.ZIP_DEFLATED, compresslevel=1)

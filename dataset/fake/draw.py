@@ -15,7 +15,7 @@ from itertools import islice
 from dataset.errors import PassingError
 from dataset.fake.picture import Picture, draw_picture
 
-CHUNK = 32  # pictures a task: about 3.5 MB on the way back at the default size
+CHUNK = 32  # pictures per task: about 3.5 MB to send back at the default size
 
 Progress = Callable[[int], None]
 
@@ -50,7 +50,7 @@ def open_drawer(processes: int, progress: Progress | None = None) -> Iterator[Dr
         yield lambda items: _draw_on_pool(pool, 2 * processes, items, count)
     except BrokenProcessPool:
         raise PassingError(
-            "a drawing process was killed, perhaps for its memory; run it again with --processes 1"
+            "a drawing process was killed, perhaps for lack of memory; try again with --processes 1"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
@@ -82,7 +82,7 @@ def _draw_on_pool(
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes that are started in it do not hear the terminal's Ctrl-C, which is for this one."""
+    """Child processes started inside ignore the terminal's Ctrl-C; this process handles it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

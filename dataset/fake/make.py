@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -11,23 +10,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dataset.durable import lock_file
 from dataset.errors import PassingError, UserError
-from dataset.fake.archives import (
-    KAGGLE_ZIP,
-    SOLUTION,
-    TRAIN_TAR,
-    VAL_TAR,
-    VALPREP,
-    FakeImageNet,
-    write_archives,
-)
+from dataset.fake.archives import FakeImageNet, write_archives
 from dataset.fake.draw import Progress, open_drawer
+from dataset.names import KAGGLE_ZIP, SOLUTION, TRAIN_TAR, VAL_TAR, VALPREP
 from dataset.untrusted import parse_json
 
 MARKER = "fake_imagenet.json"
-SMALL_WORK_PIXELS = (
-    20_000_000  # below this a pool costs more than it brings (about 1 s of one core)
-)
+SMALL_WORK_PIXELS = 20_000_000  # below this a pool costs more than it saves (about 1 s of one core)
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,7 @@ def make_fake_imagenet(
             num_bytes = write_archives(spec, work, draw)
         files = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
         mean_bytes = num_bytes / (spec.num_train + spec.num_val)
-        # The marker goes first: names that a killed call leaves behind are then known as ours.
+        # The marker goes first: files that a killed call leaves are then known to be ours.
         marker = {"spec": _as_json(spec), "files": files, "mean_bytes": round(mean_bytes)}
         (work / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
         for name in (MARKER, *files):
@@ -115,28 +106,25 @@ def _as_json(spec: FakeImageNet) -> dict[str, object]:
 
 @contextmanager
 def _work_folder(out: Path) -> Iterator[Path]:
-    """A folder beside the final names, for one process at a time, gone afterwards."""
+    """A temporary folder beside the final names, for one process at a time."""
     work = out / ".fake_imagenet.part"
     lock_path = out / ".fake_imagenet.lock"
-    with open(lock_path, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = os.path.samestat(os.fstat(lock.fileno()), lock_path.stat())
-        except (BlockingIOError, FileNotFoundError):
-            is_ours = False
-        if not is_ours:  # held, or removed by its holder between our opening and our locking
-            raise PassingError(f"another process is filling {out}; wait for it to end")
+    try:
+        lock, _ = lock_file(lock_path)
+    except BlockingIOError:
+        raise PassingError(f"another process is filling {out}; wait for it to end") from None
+    try:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
-        try:
-            yield work
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-            lock_path.unlink(missing_ok=True)
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        lock_path.unlink(missing_ok=True)
+        os.close(lock)
 
 
 def _num_processes(spec: FakeImageNet, wanted: int | None) -> int:
-    """As many as asked for; else one a core, or one in all for little work."""
+    """The number asked for, else one per core, or just one for little work."""
     if wanted is not None:
         return wanted
     pixels = (spec.num_train + spec.num_val) * spec.size[0] * spec.size[1]

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from urllib.parse import urljoin, urlsplit
 
+from dataset.errors import DataError, PassingError, UserError
 from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
 from dataset.federation.document import RIVAL_S, get_with_rival
-from dataset.errors import DataError, PassingError, UserError
-from dataset.federation.pelican import Target, Verdict, speaks_for_federation
+from dataset.federation.framing import read_retry_after
 from dataset.federation.lookup import Lookup
-from dataset.transfer.receive import read_retry_after
-from dataset.redaction import holds_secret, redact
+from dataset.federation.pelican import Target, Verdict, speaks_for_federation
 from dataset.federation.sources import MAX_RETRY_AFTER_S
-from dataset.spelling import decode
 from dataset.federation.tokens import may_carry_secret
 from dataset.federation.webdav import Entry, parse_listing
+from dataset.redaction import holds_secret, redact
+from dataset.spelling import decode
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -27,11 +27,11 @@ MAX_FILES = 2_000_000  # an ImageNet folder has 1.3 million
 MAX_FOLDERS = 100_000  # and 2,000 folders
 MAX_DEPTH = 128  # folders in one another
 FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0
-SILENCE = 3  # a large folder is read before its first byte is sent: so many stall times
+SILENCE = 3  # a server reads a large folder before it sends a byte: it gets so many stall times
 
 
 class NoListing(OSError):
-    """An answer to PROPFIND that is no listing.
+    """An answer to PROPFIND that is not a listing.
 
     `verdict` is 'missing', 'denied', 'unlistable' or 'broken'; '' when it may be better in a while.
     """
@@ -43,13 +43,13 @@ class NoListing(OSError):
 
 
 def judge_status(status: int, is_trusted: bool) -> str:
-    """The verdict of a status; only one of a server that can know is more than a passing one."""
+    """The verdict of a status; final only if the server is one that can know."""
     verdicts = {401: "denied", 403: "denied", 404: "missing", 405: "unlistable", 501: "unlistable"}
     return verdicts.get(status, "") if is_trusted else ""
 
 
 def _pick_wait(num_tries: int, retry_after_s: float) -> float:
-    """Seconds before the next try: longer every time, and as long as the server wants."""
+    """Seconds before the next try: longer each time, and at least what the server asks for."""
     wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(num_tries, 8)) * random.uniform(0.5, 1.0)
     return max(wait_s, min(retry_after_s, MAX_RETRY_AFTER_S))
 
@@ -66,7 +66,7 @@ def path_below(entry: Entry, target: Target) -> Path:
 
 
 def looks_like_object(target: Target) -> bool:
-    """Whether the name has an ending, as .tar: a look at the server is saved then."""
+    """Whether the name has an ending such as .tar: then the server need not be asked."""
     return bool(PurePosixPath(decode(target.path)).suffix)
 
 
@@ -80,9 +80,9 @@ class Lister:
         self._base: tuple[str, bool] | None = None
 
     def is_collection(self) -> bool:
-        """Asks the server what the path is; False when it cannot be listed for good.
+        """Asks the server whether the path is a folder; False when it cannot be listed at all.
 
-        A passing failure decides nothing: a folder would be fetched as if it were a file.
+        A failure that stays temporary is raised: a folder must not be fetched like a file.
         """
         path = self._target.path.rstrip("/")
         try:
@@ -97,8 +97,8 @@ class Lister:
     def walk(self) -> Iterator[Entry]:
         """Every file below the target, folder by folder.
 
-        A folder that contains itself has no end: depth, folders, files and the time without a new
-        file are bounded, and beyond a bound nothing is fetched rather than a part.
+        A folder that contains itself never ends, so depth, folders, files and the time without a
+        new file are bounded. Beyond a bound nothing is fetched, rather than a part.
         """
         folders = [(self._target.path.rstrip("/"), 0)]
         num_files, num_folders, last_file_at = 0, 1, time.monotonic()
@@ -131,10 +131,10 @@ class Lister:
         return self._list(self._target.path.rstrip("/"))
 
     def _list(self, path: str, depth: int = 1) -> list[Entry]:
-        """The members of a folder, or with depth 0 the path itself; with the patience of a fetch.
+        """The members of a folder, or with depth 0 the path itself.
 
-        Passing failures are met with backoff until it is time to give up; what cannot be helped
-        (no such folder, no right to it) is believed when it is said for some time.
+        Temporary failures are retried with backoff until it is time to give up. Final ones (no
+        such folder, no permission) are believed after they were repeated for some time.
         """
         target, folder = self._target.child(path), path if depth else path.rpartition("/")[0]
         options, started = self._lookup.options, time.monotonic()
@@ -149,7 +149,7 @@ class Lister:
                 verdict, num_tries = "", 0
             if verdict != agreed:
                 agreed, since = verdict, now
-            # Servers without listings are common; a name without an ending waits for none of them.
+            # Servers without listings are common: do not wait for one when asked about a name.
             wanted_s = 0.0 if agreed == "unlistable" and depth == 0 else options.missing_s
             if agreed and now - since >= wanted_s:
                 raise self._final_error(agreed, target, str(failure))

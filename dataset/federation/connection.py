@@ -1,4 +1,4 @@
-"""HTTP as the transfers need it: connections are kept, and cut from outside when they stall."""
+"""HTTP for transfers: connections are kept open, and can be cut from outside when they stall."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from contextlib import suppress
 from typing import cast
 from urllib.parse import quote, urlsplit
 
+from dataset.federation.framing import (
+    ChunkedBody,
+    ProtocolError,
+    check_head,
+    is_chunked,
+    read_length,
+)
 from dataset.federation.pelican import is_address, join_address
-from dataset.federation.framing import ChunkedBody, ProtocolError, check_head, is_chunked, read_length
 from dataset.federation.reach import Reach
-from dataset.redaction import redact
 from dataset.federation.tls import tls_context
+from dataset.redaction import redact
 
 USER_AGENT = "trainyard-fetch/1"
 CONNECT_S = 10.0
 MAX_REDIRECTS = 5
 MAX_DOCUMENT = 64 << 20  # a listing of a large collection; discovery and director answers are tiny
-PIECE_BYTES = 16 << 10  # of a document: less than this within the time limit is a drip
+PIECE_BYTES = 16 << 10  # of a document: less than this within the time limit counts as stalled
 DEFAULT_PORTS = {"http": 80, "https": 443}
 REDIRECTS = (301, 302, 303, 307, 308)
-# What a transfer may meet on the way to a server; all of it is a passing failure.
+# What may go wrong on the way to a server; all of it is a temporary failure.
 NETWORK_ERRORS = (OSError, http.client.HTTPException, ssl.SSLError)
 
 
@@ -36,13 +42,13 @@ Place = tuple[str, str, int]  # scheme, host, port
 def find_place(url: str) -> Place:
     """The server of an address; the port is always given, or http.client looks for one in IPv6."""
     if not is_address(url):
-        raise ProtocolError(f"{redact(url)!r} is no address")
+        raise ProtocolError(f"{redact(url)!r} is not an address")
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
 
 
 class _Response(http.client.HTTPResponse):
-    """Passes over 102 and 103 as http.client does over 100: the answer follows (RFC 9110, 15.2)."""
+    """Skips 102 and 103 as http.client skips 100: the answer follows them (RFC 9110, 15.2)."""
 
     def _read_status(self) -> tuple[str, int, str]:
         version, status, reason = super()._read_status()  # type: ignore[misc]
@@ -94,7 +100,7 @@ class Connection:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the connection is open and empty: fit for another request."""
+        """Whether the connection is open and idle, so that it can take another request."""
         sock = self._http.sock
         if sock is None or self._cut:
             return False
@@ -109,12 +115,12 @@ class Connection:
         return self._cut
 
     def cut(self) -> None:
-        """Ends the connection under a thread that waits in it."""
+        """Closes the connection while another thread waits in it."""
         self._cut = True
         # http.client forgets the socket of an answer that ends with the connection; we do not.
         if self._sock is not None:
             with suppress(OSError):
-                # Not the TLS socket's own method: it pulls the session from under the reader.
+                # Not the TLS socket's own method: it destroys the session that the reader uses.
                 socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -231,6 +237,12 @@ class Pool:
                 connection.close()
             else:
                 self._idle.setdefault(connection.place, []).append(connection)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Small documents over HTTP: look-ups, listings, digests; one that drips is cut."""
+"""Small documents over HTTP: look-ups, listings, digests; one that comes too slowly is cut."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ RIVAL_S = 3.0  # a small question that is silent for so long is asked once more
 
 
 class Watch:
-    """Cuts the connection of a document that makes no progress: a drip is no progress.
+    """Cuts the connection of a document that makes no progress; a few bytes do not count.
 
-    One thread looks after all: to start one for each of thousands of small files costs too much.
+    One thread watches all of them: one for each of thousands of small files would cost too much.
     """
 
     _open: ClassVar[set[Watch]] = set()
@@ -67,12 +67,12 @@ class Watch:
                 connection.cut()
 
     def let_go(self) -> None:
-        """Nothing is held, and so nothing cut, until the next `hold`."""
+        """Watches nothing until the next `hold`."""
         with Watch._changed:
             self._connection = None
 
     def stop(self) -> None:
-        """Nothing is cut once this returns: another thread may use the connection then."""
+        """Stops watching: once this returns, another thread may use the connection."""
         with Watch._changed:
             Watch._open.discard(self)
 
@@ -91,7 +91,7 @@ class Watch:
 
 @contextmanager
 def watching(limit_s: float) -> Iterator[Watch]:
-    """Cuts the connection that is held inside after limit_s without progress, and says so."""
+    """Cuts the connection held inside after limit_s without progress; raises that it stalled."""
     watch = Watch(limit_s)
     try:
         yield watch
@@ -107,7 +107,7 @@ def watching(limit_s: float) -> Iterator[Watch]:
 def fill(
     readinto: Callable[[memoryview], int], view: memoryview, on_progress: Callable[[], None]
 ) -> None:
-    """Fills the view where no supervisor watches; less than 16 KiB at a time is no progress."""
+    """Fills the view where no supervisor watches; less than 16 KiB does not count as progress."""
     filled = counted = 0
     while filled < len(view):
         got = readinto(view[filled:])
@@ -124,8 +124,8 @@ def get_document(
 ) -> Document:
     """(status, headers, body, final address) of a small document.
 
-    Redirects to another host, port or scheme are followed without Authorization: it is meant for
-    the first server alone. All of them have one time limit, that of a block: the pool's.
+    Redirects to another host, port or scheme are followed without Authorization, which is meant
+    for the first server alone. One time limit, the pool's (that of a block), holds for them all.
     """
     headers = dict(headers)
     with watching(pool.timeout_s) as watch:
@@ -143,7 +143,7 @@ def get_document(
 def _get_once(
     pool: Pool, url: str, headers: Mapping[str, str], method: str, watch: Watch
 ) -> tuple[Answer, bytes]:
-    """One answer and its body; the watch cuts it when it drips, be it in its head or its body."""
+    """One answer and its body; the watch cuts it when its head or its body comes too slowly."""
     answer = pool.ask(method, url, headers, watch.hold)
     keep = False
     try:
@@ -167,7 +167,7 @@ def get_with_rival(
     follow: bool = True,
     rival_s: float | None = None,
 ) -> Document:
-    """As get_document; after some seconds of silence it is asked once more, beside the first."""
+    """As get_document; after some seconds of silence a second request is sent beside the first."""
 
     def ask() -> Document:
         return get_document(pool, url, headers, method, follow)
@@ -183,8 +183,8 @@ def ask_rivals(
 ) -> T | None:
     """The first answer that is not None; None when there is none within the limit.
 
-    The next question is asked when the one before has no answer, or is silent for rival_s. An
-    error is raised unless a rival is under way. Nobody waits for a thread that hangs.
+    The next question is asked when the one before failed, or is silent for rival_s. An error is
+    raised unless a rival is running. A thread that hangs is not waited for.
     """
     answers: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
 

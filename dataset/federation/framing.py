@@ -1,4 +1,4 @@
-"""Where the body of an HTTP answer ends: its length or its chunks, read strictly.
+"""Headers of an HTTP answer, read strictly: where its body ends, and when to ask again.
 
 http.client takes any number that int() takes (+5, 1_0, -3), the first of two lengths that differ,
 and what is not exactly "chunked" as if it were no encoding at all; the framing would be stored as
@@ -7,6 +7,7 @@ bytes of the object.
 
 from __future__ import annotations
 
+import email.utils
 import re
 from collections.abc import Mapping, Sequence
 from email import errors
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from dataset.untrusted import parse_count, shorten
 
+MAX_DATE_CHARS = 64
 MAX_LINE = 4096
 MAX_TRAILERS = 100
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
@@ -31,14 +33,14 @@ class Reader(Protocol):
     def readinto1(self, view: memoryview, /) -> int: ...
 
 
-# Of these http.client takes what follows for the body: a length or an encoding would be lost.
+# At such a line http.client starts the body; a later length or encoding would be lost.
 _BROKEN_HEAD = (errors.MissingHeaderBodySeparatorDefect, errors.FirstHeaderLineIsContinuationDefect)
 
 
 def check_head(defects: Sequence[object]) -> None:
-    """Raises when a line of the head is none of a header, as 'Transfer-Encoding : chunked'."""
+    """Raises if a line of the head is not a valid header, such as 'Transfer-Encoding : chunked'."""
     if any(isinstance(defect, _BROKEN_HEAD) for defect in defects):
-        raise ProtocolError("a line of the head is no header")
+        raise ProtocolError("a line of the head is not a header")
 
 
 def is_chunked(headers: Mapping[str, str]) -> bool:
@@ -106,3 +108,18 @@ class ChunkedBody:
             if not line.endswith(b"\n"):
                 break
         raise ProtocolError("the last chunk does not end")
+
+
+def read_retry_after(headers: Mapping[str, str], now: float) -> float:
+    """Seconds of a Retry-After header, given as a number or as a date; 0 without one."""
+    text = headers.get("retry-after", "").strip()
+    try:
+        return float(parse_count(text))
+    except ValueError:
+        pass
+    if len(text) > MAX_DATE_CHARS:
+        return 0.0
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return 0.0

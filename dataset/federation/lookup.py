@@ -1,4 +1,4 @@
-"""Asking the federation where an object is, again and again, until it is clear or time is up."""
+"""Asks the federation where an object is, repeatedly, until it is clear or time is up."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 
+from dataset.errors import FinalError, PassingError, UserError
 from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
 from dataset.federation.document import get_with_rival
-from dataset.errors import FinalError, PassingError, UserError
 from dataset.federation.pelican import (
     DISCOVERY_PATH,
     DirectorAnswer,
@@ -23,17 +20,10 @@ from dataset.federation.pelican import (
     read_director_answer,
 )
 from dataset.federation.reach import Reach
-from dataset.redaction import redact
 from dataset.federation.sources import Sources
 from dataset.federation.telling import Teller
-from dataset.federation.tokens import (
-    Logins,
-    TokenStore,
-    find_login,
-    hold_url_secrets,
-    may_carry_secret,
-    read_logins,
-)
+from dataset.federation.tokens import Access, hold_url_secrets
+from dataset.redaction import redact
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -45,12 +35,12 @@ REREAD_S = 0.5  # the least time between two looks at the token's file
 
 @dataclass(frozen=True)
 class Options:
-    """The knobs of a transfer; scripts/fetch_osdf.py has a flag for each."""
+    """The options of a transfer; scripts/fetch_osdf.py has flags for them."""
 
     connections: int = 8
     stall_s: float = 20.0
     give_up_s: float = 6 * 3600.0
-    missing_s: float = 120.0  # how long everybody must agree on 404 (or 401/403) before it is final
+    missing_s: float = 120.0  # how long all servers must answer 404 (or 401/403) before it is final
     deadline_s: float | None = None  # of the whole transfer: a transfer plugin has a limit
     max_caches: int = 3  # asked at the same time; the others stand by
     require_digest: bool = False  # an object without any digest is refused
@@ -65,46 +55,17 @@ class Options:
                 raise UserError(f"{name} is {getattr(self, name)}; give a number above 0")
 
 
-@dataclass(frozen=True)
-class Access:
-    """Secrets and where they come from: the edge of the program, passed inward."""
-
-    environ: Mapping[str, str]
-    tokens: TokenStore
-    netrc: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.netrc is not None:
-            _ = self._logins  # what is wrong with it is said at the start
-
-    @cached_property
-    def _logins(self) -> Logins | None:
-        return read_logins(self.environ, self.netrc)
-
-    def headers(self, url: str, wants_token: bool) -> dict[str, str]:
-        """The Authorization for a server of the federation, where it may be sent."""
-        if wants_token and self.tokens.token and may_carry_secret(url):
-            return {"Authorization": f"Bearer {self.tokens.token}"}
-        return {}
-
-    def login(self, url: str) -> dict[str, str]:
-        """The Authorization for a plain server outside a federation."""
-        basic = find_login(url, self._logins if may_carry_secret(url) else None)
-        if basic:
-            return {"Authorization": basic}
-        # A token that merely lies about in the environment is for federations, not for any server.
-        return self.headers(url, wants_token=self.tokens.was_given)
-
-
 class Lookup:
-    """Keeps `sources` filled from the director, and says when an object is missing for good."""
+    """Keeps `sources` filled from the director, and says when an object is missing for good.
+
+    Its connections are closed at the end of a `with`.
+    """
 
     def __init__(
         self,
         target: Target,
         access: Access,
         options: Options,
-        pool: Pool,
         is_optional: bool = False,
     ) -> None:
         self.target = target
@@ -115,21 +76,21 @@ class Lookup:
         self.tell = Teller(is_optional).tell
         self.answer = DirectorAnswer(Verdict.PASSING, reason="not asked yet")
         self.num_lookups = 0
-        self.reach = pool.reach = Reach(target.discovery or target.url)
+        self.reach = Reach(target.discovery or target.url)
+        self.pool = Pool(options.stall_s, self.reach)  # for the object's own bytes
         self._pool = Pool(min(options.stall_s, LOOKUP_TIMEOUT_S), self.reach)
         self._director: str | None = None
         self._next_lookup = 0.0
         self._failed_lookups = 0
         self._agreed_since: tuple[str, float] | None = None
-        self._lookups_before = 0  # when all began to agree
+        self._lookups_before = 0  # since when all have agreed
         self._asked_origin = False
         self._next_reread = 0.0
         self._started = time.monotonic()
         self._running = threading.Lock()
-        self.pool = pool
         hold_url_secrets(target.url)
         if target.scheme != "pelican":
-            access.login(target.url)  # a broken ~/.netrc is said here and not by a thread
+            access.login(target.url)  # a broken ~/.netrc raises here, not in a thread
 
     def headers(self, url: str, wants_token: bool) -> dict[str, str]:
         """The Authorization of one request for the object's bytes."""
@@ -252,7 +213,7 @@ class Lookup:
             raise PassingError(f"{name} did not arrive within {limit_s:.0f} s; {kept}")
 
     def _is_confirmed(self) -> bool:
-        """Whether a refusal of the director was repeated since all began to agree."""
+        """Whether the director has repeated its refusal since all servers agreed."""
         is_repeated = self.num_lookups > self._lookups_before
         return self.answer.verdict is not Verdict.DENIED or is_repeated
 
@@ -261,7 +222,7 @@ class Lookup:
         verdict = self.answer.verdict
         if self.target.scheme == "file":
             return None
-        # While any source is in good health, the director's refusal does not matter.
+        # While any source works, the director's refusal does not matter.
         is_stuck = all(source.failures for source in self.sources.usable)
         denied = (verdict is Verdict.DENIED and is_stuck) or self.sources.agree_on("denied")
         if denied and not self.reread_token():
@@ -291,5 +252,9 @@ class Lookup:
             problems.insert(0, self.answer.reason)
         return "; ".join(problems) or "no server answers"
 
-    def close(self) -> None:
+    def __enter__(self) -> Lookup:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._pool.close()
+        self.pool.close()

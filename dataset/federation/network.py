@@ -1,4 +1,4 @@
-"""Whether this machine can reach a host at all: said before anything long begins."""
+"""Checks whether this machine can reach a host at all, before anything long begins."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import socket
 import time
 from urllib.parse import urlsplit
 
-from dataset.federation.connection import CONNECT_S, explain
 from dataset.errors import PassingError
+from dataset.federation.connection import CONNECT_S, explain
 from dataset.federation.tokens import is_loopback
 
 log = logging.getLogger("trainyard.fetch")
@@ -17,7 +17,7 @@ NAME_WAITS_S = (1.0, 2.0)  # a name server may be busy when a thousand jobs star
 
 
 def check_network(url: str) -> None:
-    """Raises unless this machine can reach the host at all: said before anything long begins."""
+    """Raises unless this machine can reach the host at all."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     fix = "this node may have no outbound network; ask its site or run elsewhere"
@@ -32,13 +32,13 @@ def check_network(url: str) -> None:
                 raise PassingError(f"no network: {host} cannot be resolved; {fix}") from None
             time.sleep(wait_s)
         except OSError as error:
-            # The host may just be restarting: the transfer itself waits for that.
+            # The host may just be restarting; the transfer itself waits for it.
             log.warning("%s:%d cannot be reached yet (%s)", host, port, explain(error))
             return
 
 
 def _has_route() -> bool:
-    """Whether the kernel knows a way out; no packet is sent for a datagram's connect."""
+    """Whether the kernel has a route; connecting a datagram socket sends no packet."""
     for family, address in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as sock:

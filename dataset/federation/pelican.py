@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qs, urljoin, urlsplit
 
 from dataset.errors import UserError
+from dataset.federation.tokens import drop_signature, may_carry_secret
 from dataset.redaction import redact, redact_name
 from dataset.spelling import decode, encode
-from dataset.federation.tokens import drop_signature, may_carry_secret
 from dataset.untrusted import parse_count, parse_json
 
 OSDF_DISCOVERY = "https://osg-htc.org"
 DISCOVERY_PATH = "/.well-known/pelican-configuration"
-MAX_SOURCES = 64  # of one answer; those beyond the nearest few are asked when these fail
+MAX_SOURCES = 64  # of one answer; the far ones are used when the nearest few fail
 _PATH_SAFE = "/%:@!$&'()*+,;=~-._"
 _HTTP = ("http", "https")
 
@@ -49,7 +49,7 @@ class Target:
 
     def child(self, path: str) -> Target:
         """The target of another path (percent-encoded) at the same place."""
-        parts = urlsplit(self.url)  # not urljoin: it takes the first part of //a/b for a host
+        parts = urlsplit(self.url)  # not urljoin, which would take the a of //a/b for a host
         url = parts._replace(path=path, query="", fragment="").geturl() if self.url else ""
         return Target(self.scheme, path, self.discovery, url, self.directread)
 
@@ -85,9 +85,10 @@ def parse_target(text: str, federation: str | None = None) -> Target:
 
 
 def _split(text: str) -> SplitResult:
-    """The parts of a URL; '#' is a character like others, and '?' in a file's name, except in http.
+    """The parts of a URL, with '#' (and, in the name of a file, '?') as ordinary characters.
 
-    What urlsplit takes for a fragment and drops would leave the name of another object.
+    http and https are left to urlsplit. For the others it would cut a name off at '#' as a
+    fragment, and what is left may name another object.
     """
     scheme = text.partition(":")[0].lower()
     if scheme not in _HTTP:
@@ -120,7 +121,7 @@ def parse_federation(text: str) -> str:
     """scheme://host of a federation given as HOST or URL; plain http only when it is written so."""
     url = text if "://" in text else f"https://{text}"
     if not is_address(url):
-        raise UserError(f"--federation {redact(text)!r} is no address; give https://HOST")
+        raise UserError(f"--federation {redact(text)!r} is not an address; give https://HOST")
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
@@ -136,7 +137,7 @@ def parse_discovery(body: bytes, where: str) -> str:
     if "://" not in endpoint:
         endpoint = f"https://{endpoint}"
     if not is_address(endpoint):
-        raise ValueError(f"{where} names a director that is no address: {endpoint!r}")
+        raise ValueError(f"{where} names a director that is not an address: {endpoint!r}")
     return endpoint.rstrip("/")
 
 
@@ -194,17 +195,17 @@ def parse_links(value: str) -> list[Link]:
 
 
 def is_address(url: str) -> bool:
-    """Whether http or https can be spoken to a URL: its host and its port can be ones."""
+    """Whether a URL is http or https, with a host and a port that can exist."""
     try:
         parts = urlsplit(url)
-        host = (parts.hostname or "").encode("idna")  # as the look-up of a..b would fail
+        host = (parts.hostname or "").encode("idna")  # fails for a host such as a..b
         return parts.scheme in _HTTP and bool(host) and parts.port != 0
     except ValueError:
         return False
 
 
 def join_address(base: str, location: str) -> str | None:
-    """The address that a Location means; None when http and https cannot go there."""
+    """The address that a Location leads to; None if it is not a valid http or https one."""
     try:
         url = urljoin(base, location)
     except ValueError:
@@ -213,7 +214,7 @@ def join_address(base: str, location: str) -> str | None:
 
 
 def drop_authz(url: str) -> str:
-    """The address without the token that a director puts into it; ours goes into a header."""
+    """The address without the token that a director put into it; we send ours in a header."""
     parts = urlsplit(url)
     kept = [pair for pair in parts.query.split("&") if pair and not pair.startswith("authz=")]
     return parts._replace(query="&".join(kept)).geturl()
@@ -231,8 +232,8 @@ class Verdict(enum.Enum):
 
     FOUND = "found"
     MISSING = "missing"  # the director itself says 404
-    DENIED = "denied"  # 401 or 403: a token is wanted, or another one
-    PASSING = "passing"  # anything that may be better in a while, an ingress page's 404 included
+    DENIED = "denied"  # 401 or 403: a token is needed, or another one
+    PASSING = "passing"  # anything temporary, even a 404 of a web server before the director
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ class DirectorAnswer:
 
 
 def speaks_pelican(headers: Mapping[str, str]) -> bool:
-    """Whether an answer (header names in lower case) is of a Pelican server, not of an ingress."""
+    """Whether an answer (header names in lower case) is Pelican's, not a web server's before it."""
     is_named = headers.get("server", "").lower().startswith("pelican")
     return is_named or any(name.startswith("x-pelican-") for name in headers)
 

@@ -1,4 +1,4 @@
-"""Which addresses may be connected to: this machine's own only where the user named it."""
+"""Which addresses may be connected to: this machine's own only if the user named it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Found = tuple[Any, ...]  # what getaddrinfo gives
 
 
 def is_own_address(text: str) -> bool:
-    """Whether an IP address is of this machine or its link, in whatever form of IPv6."""
+    """Whether an IP address is loopback or link-local, in any form of IPv6."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address.is_loopback or address.is_link_local or address.is_unspecified:
@@ -33,10 +33,10 @@ def is_own_address(text: str) -> bool:
 
 
 class Reach:
-    """What servers may lead us to: a public one never to a service of this machine.
+    """Where servers may send us: a public one never to a service on this machine.
 
-    Names are judged by the addresses that they resolve to, as each connection is made. The host
-    that the user named may be anything; a public one that becomes local later is refused.
+    Names are judged by the addresses that they resolve to at each connection. The host that the
+    user named may be anything; if it was public and becomes local later, it is refused.
     """
 
     def __init__(self, named_url: str) -> None:
@@ -53,8 +53,8 @@ class Reach:
         if self._is_own or public:
             return found if self._is_own else public
         raise ProtocolError(
-            f"{redact(host)} is an address of this machine or its link, which a server on the "
-            "network may not name"
+            f"{redact(host)} is a loopback or link-local address; a server on the network may "
+            "not send us there"
         )
 
     def connect(

@@ -6,7 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from dataset.redaction import redact
@@ -14,10 +15,44 @@ from dataset.redaction import redact
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
 MAX_RETRY_AFTER_S = 300.0
-IMPATIENT_S = 4.0  # when nobody delivers, a resting source is tried again after this
-MAX_IMPATIENT = 20  # times in a row; an outage that goes on is met with the full backoff
+IMPATIENT_S = 4.0  # if no source delivers, a resting one is tried again after this time
+MAX_IMPATIENT = 20  # times in a row; in a longer outage the full backoff applies
 MAX_WRONG_BLOCKS = 3  # a server that sent so many wrong blocks is not asked again
 RATE_WEIGHT = 0.3
+
+
+class Fault(Enum):
+    """What makes a server useless for the rest of a transfer."""
+
+    OTHER_SIZE = "has an object of another size"
+    OTHER_BYTES = "sends other bytes than"
+    WRONG_BYTES = "sends wrong bytes"
+
+
+class Refusal(NamedTuple):
+    """Why a server is not asked any more."""
+
+    fault: Fault
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.fault.value} {self.detail}".rstrip()
+
+
+class Problem(NamedTuple):
+    """How a request failed."""
+
+    text: str  # for counters and messages
+    status: int = 0  # of HTTP; 0 without an answer
+    retry_after_s: float = 0.0
+
+    @property
+    def is_missing(self) -> bool:
+        return self.status == 404
+
+    @property
+    def is_denied(self) -> bool:
+        return self.status in (401, 403)
 
 
 @dataclass(eq=False)
@@ -25,7 +60,7 @@ class Source:
     """One server's copy of the object, with its history in this transfer."""
 
     url: str  # where to ask; may hold secrets in its query
-    label: str  # how it is called in logs and summaries
+    label: str  # its name in logs and summaries
     wants_token: bool = False
     is_origin: bool = False
     number: int = -1  # its place in the journal; -1 before it delivered anything
@@ -36,7 +71,7 @@ class Source:
     blocked_until: float = 0.0
     told_to_wait_until: float = 0.0  # its Retry-After
     failed_at: float = 0.0
-    refused: str = ""  # why it is not asked any more
+    refused: Refusal | None = None  # why it is not asked any more
     has_ranges: bool = True
     gave_range: bool = False  # it has answered a range with that range
     etag: str | None = None
@@ -52,7 +87,7 @@ class Source:
     errors: Counter[str] = field(default_factory=Counter)
 
     def is_free(self, now: float, is_idle: bool) -> bool:
-        """Whether it may be asked: it has rested, or nobody else is at work either."""
+        """Whether it may be asked: it has rested, or no other source is at work."""
         if self.blocked_until <= now:
             return True
         may_hurry = is_idle and self.failures <= MAX_IMPATIENT and self.told_to_wait_until <= now
@@ -67,12 +102,12 @@ class Source:
             "stalls": self.stalls,
             "errors": dict(self.errors),
             "wrong_blocks": self.wrong_blocks,
-            "refused": self.refused or None,
+            "refused": str(self.refused) if self.refused else None,
         }
 
 
 def name_server(url: str) -> str:
-    """How the server of an address is called in logs and summaries, without secrets."""
+    """The name of an address's server in logs and summaries, without secrets."""
     parts = urlsplit(url)
     return redact(f"{parts.scheme}://{parts.netloc}") if parts.netloc else "file"
 
@@ -103,8 +138,8 @@ class Sources:
     def pick(self, now: float, avoid: Collection[Source] = ()) -> Source | None:
         """The source for the next request: the fastest per connection among the nearest few.
 
-        One that failed gets a single request at a time until it delivered again; `avoid` is
-        heeded while any other source is left.
+        One that failed gets a single request at a time until it delivers again. `avoid` is
+        respected while any other source is left.
         """
         usable = self.usable
         others = [source for source in usable if source not in avoid]
@@ -116,7 +151,7 @@ class Sources:
             and (source.failures == 0 or source.active == 0)
             and (source.has_ranges or source.active == 0)
         ]
-        # The origin serves everyone's caches: it is asked when they have failed, not for speed.
+        # The origin serves everyone's caches: it is used when they have failed, not for speed.
         caches = [source for source in free if not source.is_origin]
         nearest = (caches or free)[: self._max_parallel]
         best_known = max((source.rate for source in nearest), default=0.0) or 1.0
@@ -142,28 +177,26 @@ class Sources:
         self,
         source: Source,
         now: float,
-        problem: str,
-        retry_after_s: float = 0.0,
+        problem: Problem,
         has_delivered: bool = False,
     ) -> None:
-        """A request failed: the source rests, twice as long every time in a row.
+        """Notes a failed request: the source rests, twice as long every time in a row.
 
-        One that broke off after whole chunks is better than that: it rests as after the first.
+        After a request that delivered some chunks it rests only as after a first failure.
         """
         source.failures = 1 if has_delivered else source.failures + 1
         source.failed_at = now
-        source.errors[problem] += 1
-        source.last_problem = problem
+        source.errors[problem.text] += 1
+        source.last_problem = problem.text
         source.redirected = None
-        source.missing = problem == "404"
-        source.denied = problem in ("401", "403")
+        source.missing, source.denied = problem.is_missing, problem.is_denied
         wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(source.failures - 1, 16))
         wait_s *= self._random.uniform(0.5, 1.0)  # so that a thousand jobs do not come back at once
-        source.told_to_wait_until = now + min(retry_after_s, MAX_RETRY_AFTER_S)
+        source.told_to_wait_until = now + min(problem.retry_after_s, MAX_RETRY_AFTER_S)
         source.blocked_until = max(source.blocked_until, now + wait_s, source.told_to_wait_until)
 
     def stalled(self, source: Source, now: float) -> None:
-        """A connection of the source fell silent; requests that all stall count as one failure."""
+        """Notes a silent connection; several that stall together count as one failure."""
         source.stalls += 1
         source.failed_at = now
         if now >= source.blocked_until:
@@ -173,15 +206,15 @@ class Sources:
             source.blocked_until = now + wait_s * self._random.uniform(0.5, 1.0)
 
     def sent_wrong_block(self, source: Source, is_alone: bool = True) -> None:
-        """A block from this source failed its checksum; of a mixed one it may be innocent."""
+        """Notes a wrong block; refuses the source after several, if it sent the block alone."""
         source.wrong_blocks += 1
         source.errors["wrong bytes"] += 1
         others = [s for s in self.usable if s is not source]
         if source.wrong_blocks >= MAX_WRONG_BLOCKS and others and is_alone:
-            source.refused = "sends wrong bytes"
+            source.refused = Refusal(Fault.WRONG_BYTES)
 
     def unblock(self) -> None:
-        """After a token changed, nobody needs to rest."""
+        """Ends all rests, after the token changed."""
         for source in self.all:
             if source.denied:
                 source.blocked_until, source.failures, source.denied = 0.0, 0, False

@@ -1,4 +1,4 @@
-"""Problems in the log: one that comes back is told once, and then again after some minutes."""
+"""Logs problems: a repeated one is logged once, and then again after some minutes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AGAIN_S = 300.0
 
 
 class Teller:
-    """Logs the problems of one look-up; those of an optional object are for --verbose alone."""
+    """Logs the problems of one look-up; those of an optional object only with --verbose."""
 
     def __init__(self, is_optional: bool = False) -> None:
         self._is_optional = is_optional

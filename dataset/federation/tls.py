@@ -1,4 +1,4 @@
-"""Whom https trusts: the system's authorities, the grid's, or those of a package."""
+"""Which certificate authorities https trusts: the system's, the grid's, or a package's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 def _load_bundled_authorities(context: ssl.SSLContext) -> None:
-    """A bare container may have Python but no system authorities; certifi or a known file helps."""
+    """Uses certifi or a known file where the system has no authorities, as in a bare container."""
     places = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"]
     with suppress(ImportError):
         import certifi

@@ -8,6 +8,8 @@ import netrc
 import re
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -22,7 +24,7 @@ _SIGNED_WITH = re.compile(r"x-(?:amz|goog)-.*|expires|s[eptvr]|spr|sk[a-z]+")
 
 
 def drop_signature(url: str) -> str:
-    """The address without what signs it: signed again it still names the same object."""
+    """The address without its signature: signed again, it still names the same object."""
     parts = urlsplit(url)
     pairs = [(pair.partition("=")[0].lower(), pair) for pair in parts.query.split("&")]
     is_signed = any(name.endswith("signature") or name == "sig" for name, _ in pairs)
@@ -37,7 +39,7 @@ def drop_signature(url: str) -> str:
 
 
 def hold_url_secrets(url: str) -> None:
-    """A password or a signature in an address that the user gave is not shown in other places."""
+    """Registers a password or signature in a user's address, so that it is shown nowhere."""
     parts = urlsplit(url)
     pairs = [pair.partition("=") for pair in parts.query.split("&")]
     values = [value for name, _, value in pairs if name.lower() in SIGNATURES]
@@ -82,7 +84,7 @@ class TokenStore:
 
     @property
     def was_given(self) -> bool:
-        """Whether the user named the token's file, and did not merely have one somewhere."""
+        """Whether the user named the token's file, and it was not just found somewhere."""
         return self._file is not None
 
     def reread(self) -> bool:
@@ -99,7 +101,7 @@ class TokenStore:
         if expiry is not None and expiry < time.time():
             when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(expiry))
             return f"the token expired at {when}; get a new one"
-        return "the token is not accepted here; is it for this namespace (scope storage.read)?"
+        return "the token is not accepted; is it for this namespace (scope storage.read)?"
 
     def _find(self) -> str | None:
         """The first token of the usual places; an expired one only when there is no other."""
@@ -190,3 +192,34 @@ def _basic(user: str, password: str) -> str:
     hold_secret(password)
     hold_secret(value)
     return f"Basic {value}"
+
+
+@dataclass(frozen=True)
+class Access:
+    """Secrets and where they come from: the edge of the program, passed inward."""
+
+    environ: Mapping[str, str]
+    tokens: TokenStore
+    netrc: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.netrc is not None:
+            _ = self._logins  # what is wrong with it is said at the start
+
+    @cached_property
+    def _logins(self) -> Logins | None:
+        return read_logins(self.environ, self.netrc)
+
+    def headers(self, url: str, wants_token: bool) -> dict[str, str]:
+        """The Authorization for a server of the federation, where it may be sent."""
+        if wants_token and self.tokens.token and may_carry_secret(url):
+            return {"Authorization": f"Bearer {self.tokens.token}"}
+        return {}
+
+    def login(self, url: str) -> dict[str, str]:
+        """The Authorization for a plain server outside a federation."""
+        basic = find_login(url, self._logins if may_carry_secret(url) else None)
+        if basic:
+            return {"Authorization": basic}
+        # A token that merely lies about in the environment is for federations, not for any server.
+        return self.headers(url, wants_token=self.tokens.was_given)

@@ -1,4 +1,4 @@
-"""What a WebDAV server says of a folder, parsed within bounds; no network."""
+"""Parses a WebDAV server's listing of a folder, within bounds; no network."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Entry:
 
 
 def parse_listing(body: bytes, folder: str) -> list[Entry]:
-    """The members of a folder from a WebDAV answer; ValueError when it is none.
+    """The members of a folder from a WebDAV answer; ValueError if it is not a listing.
 
-    The folder keeps the user's spelling: a server may write = + @ : , ( ) as they are or encoded.
+    The folder keeps the user's spelling: a server may send = + @ : , ( ) encoded or not.
     """
     wanted = _split(folder)
     entries: dict[str, Entry] = {}
@@ -73,7 +73,7 @@ def _iter_responses(body: bytes) -> Iterator[ElementTree.Element]:
 def _read_member(response: ElementTree.Element, path: str, href: str) -> Entry:
     status = response.findtext("{DAV:}status")
     if not _is_good(status):
-        raise ValueError(f"the listing says {status!r} of {path}")
+        raise ValueError(f"the listing gives {status!r} for {path}")
     known = [s for s in response.iterfind("{DAV:}propstat") if _is_good(s.findtext("{DAV:}status"))]
     kinds = [kind for s in known if (kind := s.find(".//{DAV:}resourcetype")) is not None]
     # A server that names no types ends the path of a folder with a slash.
@@ -86,7 +86,7 @@ def _read_member(response: ElementTree.Element, path: str, href: str) -> Entry:
 
 
 def _is_good(status: str | None) -> bool:
-    """Whether a status line such as 'HTTP/1.1 200 OK' is of success; a missing one is."""
+    """Whether a status line such as 'HTTP/1.1 200 OK' means success, as a missing one does."""
     return status is None or re.match(r"\s*HTTP/\S+\s+2\d\d\b", status) is not None
 
 
@@ -96,5 +96,5 @@ def _split(path: str) -> list[str]:
 
 
 def _is_name(part: str) -> bool:
-    """Whether a file or a folder can be called so."""
+    """Whether a file or folder can have this name."""
     return part not in (".", "..") and "/" not in part and "\0" not in part

@@ -1,4 +1,4 @@
-"""Finding wrong bytes when only a digest of the whole tells: other sources' copies are compared."""
+"""Finds wrong bytes when only the digest of the whole is wrong, by comparing with other sources."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from dataclasses import dataclass
 
 from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
 from dataset.federation.document import Watch, fill, watching
-from dataset.transfer.journal import CHUNK, chunk_length
 from dataset.federation.lookup import Lookup
+from dataset.federation.sources import MAX_WRONG_BLOCKS, Fault, Refusal, Source
+from dataset.transfer.journal import CHUNK, chunk_length
 from dataset.transfer.receive import check_answer, open_range
-from dataset.federation.sources import MAX_WRONG_BLOCKS, Source
 from dataset.transfer.store import ChunkStore
 from dataset.transfer.verify import compute_all
 
 log = logging.getLogger("trainyard.fetch")
 
 RUN_CHUNKS = 16
-MAX_COMPARED_BYTES = 4 << 30  # the bound: beyond it, fetching all again costs the same
+MAX_COMPARED_BYTES = 4 << 30  # at most: beyond it, fetching everything again costs the same
 MAX_FAILURES = 3  # of one reference: then the next one is asked
 MAX_DIFFERENT = 32  # more chunks than this differ: fetching a source's share again is quicker
-DIFFERS = "sends other bytes than"
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Repair:
 
 
 class TooDifferent(Exception):
-    """So much differs from a reference that its senders are wrong, or the object changed."""
+    """More differs from a reference than damage explains: wrong senders, or a changed object."""
 
     def __init__(self, reference: Source, repairs: Sequence[Repair]) -> None:
         super().__init__(f"more than {MAX_DIFFERENT} MiB differ at {reference.label}")
@@ -44,18 +43,18 @@ class TooDifferent(Exception):
         self.repairs = tuple(repairs)
 
 
-def mend(
+def repair(
     lookup: Lookup, store: ChunkStore, is_right: Callable[[], bool], is_cheap: bool
 ) -> list[str]:
-    """What was replaced: chunks that differ at another source get its bytes, until `is_right`.
+    """Replaces chunks that differ at another source until `is_right`; yields what was replaced.
 
-    The origin's copy is the reference where the federation names it, then each cache's. A cheap
-    `is_right` (from the checksums of the chunks alone) is asked after every repair.
+    The reference is the origin's copy where the federation names it, then each cache's. If
+    `is_right` is cheap (computed from the checksums of chunks), it is called after every repair.
     """
-    mended: list[str] = []
+    repaired: list[str] = []
     end_at = time.monotonic() + lookup.options.give_up_s
     for reference in _references(lookup):
-        num_before = len(mended)
+        num_before = len(repaired)
         repairs: list[Repair] = []
         num_failures = 0
         for first in range(0, store.blocks.num_chunks, RUN_CHUNKS):
@@ -63,7 +62,7 @@ def mend(
             if all(store.sender(chunk) == reference.label for chunk in range(first, end)):
                 continue
             if store.waste.compared >= MAX_COMPARED_BYTES or time.monotonic() > end_at:
-                return mended
+                return repaired
             if num_failures >= MAX_FAILURES:
                 break
             try:
@@ -72,32 +71,32 @@ def mend(
                 log.info("%s: %s while comparing", reference.label, explain(error))
                 num_failures += 1
                 continue
-            mended += [repair.text for repair in found]
+            repaired += [repair.text for repair in found]
             repairs += [repair for repair in found if repair.sender != reference.label]
             if len(repairs) > MAX_DIFFERENT:
                 raise TooDifferent(reference, repairs)
             if found and is_cheap and is_right():
-                return mended
-        if len(mended) > num_before and not is_cheap and is_right():
-            return mended
-    return mended
+                return repaired
+        if len(repaired) > num_before and not is_cheap and is_right():
+            return repaired
+    return repaired
 
 
 def trust_reference(lookup: Lookup, store: ChunkStore, found: TooDifferent) -> str:
-    """What was done, in words: the chunks of the senders that differ are to be fetched elsewhere.
+    """Drops all chunks of the senders that differ, to fetch them elsewhere; returns it in words.
 
-    A sender is refused unless only chunks of an earlier start differ: the object may have been
-    another one then. If the digest stays wrong, `mend` turns to the next source, each one once.
+    A sender is refused, unless only chunks of an earlier start differ: the object may have
+    changed since. If the digest stays wrong, `repair` tries the next source, each one once.
     """
     reference = found.reference
     counts = Counter(repair.sender for repair in found.repairs)
     guilty = {name for name, count in counts.items() if count >= MAX_WRONG_BLOCKS} or set(counts)
     now_wrong = Counter(repair.sender for repair in found.repairs if repair.is_new)
     with lookup.lock:
-        reference.refused, reference.was_trusted = "", True
+        reference.refused, reference.was_trusted = None, True
         for source in lookup.sources.all:
             if source.label in guilty & now_wrong.keys():
-                source.refused = f"{DIFFERS} {reference.label}"
+                source.refused = Refusal(Fault.OTHER_BYTES, reference.label)
                 source.wrong_blocks += now_wrong[source.label]
                 source.errors["wrong bytes"] += now_wrong[source.label]
     num_bytes = store.drop_from(guilty)
@@ -106,14 +105,19 @@ def trust_reference(lookup: Lookup, store: ChunkStore, found: TooDifferent) -> s
 
 
 def _references(lookup: Lookup) -> list[Source]:
-    """The origin, the caches, then those that were refused for another that proved no better."""
+    """The origin, the caches, then sources that were refused in favour of one no better."""
     origin = lookup.ask(directread=True)
     with lookup.lock:
         lookup.sources.update(origin.sources, origin.namespace.require_token, is_origin=True)
         known = [s for s in lookup.sources.all if s.url.startswith("http")]
     usable = [s for s in known if not s.refused]
-    doubted = [s for s in known if s.refused.startswith(DIFFERS) and not s.was_trusted]
+    doubted = [s for s in known if _is_doubted(s) and not s.was_trusted]
     return sorted(usable, key=lambda source: not source.is_origin) + doubted
+
+
+def _is_doubted(source: Source) -> bool:
+    """Whether it was refused only because another source has other bytes."""
+    return source.refused is not None and source.refused.fault is Fault.OTHER_BYTES
 
 
 def _compare_run(
@@ -131,7 +135,7 @@ def _compare_watched(
     start, stop = first * CHUNK, min(end * CHUNK, size)
     pool: Pool = lookup.pool
     answer = open_range(pool, lookup, reference, start, stop, watch.hold)
-    mended = []
+    repaired = []
     keep = False
     try:
         skip = check_answer(answer, start, stop, size, reference)
@@ -151,7 +155,7 @@ def _compare_watched(
                 log.warning("%s from %s differ at %s; replaced", text, sender, reference.label)
                 store.replace(chunk, reference, view, values)
                 text = f"{text} from {sender}, replaced from {reference.label}"
-                mended.append(Repair(text, sender, is_new))
+                repaired.append(Repair(text, sender, is_new))
         watch.let_go()
         keep = answer.release(stop - start)
     finally:
@@ -159,4 +163,4 @@ def _compare_watched(
             pool.give(answer.connection)
         else:
             answer.connection.close()
-    return mended
+    return repaired

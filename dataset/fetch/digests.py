@@ -1,4 +1,4 @@
-"""Digests of the whole object, beside the transfer: hashing what arrives, asking the server's."""
+"""Digests of the whole object during the transfer: hashes what arrives, asks for the server's."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from dataset import checksum
-from dataset.transfer.journal import CHUNK, Progress
 from dataset.fetch.probe import Digest, ask_digest
-from dataset.transfer.store import ChunkStore
 from dataset.transfer.engine import ObjectChanged, Transfer
+from dataset.transfer.journal import CHUNK, Progress
+from dataset.transfer.store import ChunkStore
 from dataset.transfer.verify import PrefixHash
 
 POLL_S = 0.01
-LATE_SHARE = 0.5  # a server computes a digest by reading the whole object: not while we begin
+LATE_SHARE = 0.5  # to compute a digest a server reads the whole object: not while we start
 WAIT_S = 30.0
 DIGEST_BYTES_PER_S = 100e6  # XRootD computed 0.4-0.6 GB/s; a busy origin is slower
 
 
 def pick_kinds(given: Mapping[str, str]) -> tuple[str, ...]:
-    """The checksums of every chunk: one for the journal, and those that the whole is combined from.
+    """The kinds of checksum of every chunk: one for the journal, and those combined for the whole.
 
-    With the crc32c package one suffices: it is quick, the index has it and servers offer it.
+    With the crc32c package that one is enough: it is fast, in the index, and offered by servers.
     """
     base = ["crc32c"] if checksum.HAS_CRC32C else ["crc32", "adler32"]
     return tuple(base + [k for k in given if k in checksum.COMBINABLE and k not in base])
@@ -62,17 +62,17 @@ class HashFollower:
         return self._hash.hexdigests()
 
     def stop(self) -> None:
-        """Ends the thread: it reads the file no more."""
+        """Ends the thread; the file is not read after this."""
         self._stop.set()
         if self._hash is not None:
             self._thread.join()
 
 
 class DigestAsker:
-    """Asks a server for the object's digest in a thread of its own, when half of it is here.
+    """Asks a server for the object's digest, in a thread of its own, when half of it has arrived.
 
-    After a restart it asks at once: a digest of the origin other than the journalled one means that
-    the object changed, and that the partial file is of no use. A cache may have a damaged copy.
+    After a restart it asks at once: if the origin's digest differs from the journalled one, the
+    object has changed and the partial file is useless. A cache's may be of a damaged copy.
     """
 
     def __init__(self, transfer: Transfer, progress: Progress) -> None:
@@ -100,7 +100,7 @@ class DigestAsker:
         own = [kind for kind in self._transfer.store.sums.kinds if kind != "crc32"]
         kinds = [*own, *(k for k in ("md5", "adler32") if k not in own)]
         found = ask_digest(self._transfer.lookup, kinds, self._timeout_s)
-        if found is None and self._known:  # nobody answers now: what was told then still counts
+        if found is None and self._known:  # nobody answers now: the journalled digest still counts
             kind = next((k for k in kinds if k in self._known), next(iter(self._known)))
             found = Digest(kind, self._known[kind], "an earlier start", is_origin=False)
         if found is None:
@@ -120,7 +120,7 @@ class DigestAsker:
             self._transfer.fail(error)
 
     def wait(self) -> Digest | None:
-        """The digest, once the bytes are all here."""
+        """The digest, once all bytes have arrived."""
         if not self._is_started:
             self._start()
         self._thread.join(self._timeout_s)

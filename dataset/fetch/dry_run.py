@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataset.federation.connection import Pool
-from dataset.federation.pelican import Target
 from dataset.federation.lookup import Lookup
 from dataset.federation.network import check_network
+from dataset.federation.pelican import Target
 from dataset.fetch.probe import ask_digest, find_size
 from dataset.fetch.remote import is_collection, list_files
 from dataset.fetch.request import Request, check_native_size
+from dataset.words import count
 
 
 def describe_sources(target: Target, request: Request) -> list[str]:
@@ -20,11 +20,9 @@ def describe_sources(target: Target, request: Request) -> list[str]:
         num_bytes = sum(entry.size or 0 for entry, _ in files)
         unknown = sum(entry.size is None for entry, _ in files)
         note = f", {unknown} more of unknown size" if unknown else ""
-        known = len(files) - unknown
-        return [f"{target.identity}: {known} files, {num_bytes} bytes{note}"]
-    pool = Pool(request.options.stall_s)
-    lookup = Lookup(target, request.access, request.options, pool)
-    try:
+        known = count(len(files) - unknown, "file")
+        return [f"{target.identity}: {known}, {num_bytes} bytes{note}"]
+    with Lookup(target, request.access, request.options) as lookup:
         size = find_size(lookup)
         if request.method == "native":
             check_native_size(target.name, size)
@@ -36,6 +34,3 @@ def describe_sources(target: Target, request: Request) -> list[str]:
         if digest is None:
             return [*lines, "  no server offers a digest"]
         return [*lines, f"  {digest.kind} {digest.value} by {digest.where}"]
-    finally:
-        lookup.close()
-        pool.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dataset.durable import find_room, try_lock, write_all
 from dataset.errors import PassingError, UserError
 from dataset.own_names import LOCK, RECORD, part_path
 from dataset.redaction import redact_all
@@ -33,7 +33,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise UserError(f"{folder} exists and is no folder; choose another --out") from None
+        raise UserError(f"{folder} exists and is not a folder; choose another --out") from None
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def lock_folder(folder: Path, wait_s: float) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES):
             raise
-        yield  # nothing can be written here, but all may be here already
+        yield  # read-only, but everything may be here already
         return
     try:
         if not _try_lock(fd):
@@ -58,7 +58,7 @@ def lock_folder(folder: Path, wait_s: float) -> Iterator[None]:
                 time.sleep(WAIT_S)
         is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         if not is_file or os.pread(fd, len(HOLDER), 0) not in (b"", HOLDER.encode()):
-            raise UserError(f"{folder / LOCK} is not of a fetch; choose another --out")
+            raise UserError(f"{folder / LOCK} is not a lock of this command; choose another --out")
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{HOLDER}{os.getpid()} on {os.uname().nodename}".encode(), 0)
         yield
@@ -68,23 +68,22 @@ def lock_folder(folder: Path, wait_s: float) -> Iterator[None]:
 
 def _try_lock(fd: int) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(fd):
+            log.warning("no file locks here: do not start two fetches into one folder")
     except BlockingIOError:
         return False
-    except OSError as error:  # a file system without locks, as Lustre may be mounted
-        log.warning("no locks here (%s): do not start two fetches into one folder", error)
     return True
 
 
 def check_space(path: Path, size: int) -> None:
-    """Raises unless the rest of the object fits on the disk: said before the transfer starts."""
+    """Raises, before the transfer starts, unless the rest of the object fits on the disk."""
     make_folder(path.parent)
     _check_free(path.parent, path.name, size - min(_held_bytes(path), size))
 
 
 def check_space_of_all(folder: Path, files: Iterable[tuple[Path, int]]) -> None:
-    """Raises unless what is missing of all (path, size) fits, each in whole blocks of the disk."""
-    block = os.statvfs(folder).f_frsize or 4096
+    """Raises unless the missing part of all (path, size) fits, each in whole disk blocks."""
+    block = find_room(folder).block
     needed = 0
     for path, size in files:
         on_disk = -(-size // block) * block
@@ -93,7 +92,7 @@ def check_space_of_all(folder: Path, files: Iterable[tuple[Path, int]]) -> None:
 
 
 def _held_bytes(path: Path) -> int:
-    """What the partial file of an earlier start takes on the disk already."""
+    """Bytes on the disk that an earlier start's partial file already occupies."""
     try:
         return part_path(path).stat().st_blocks * 512
     except (FileNotFoundError, NotADirectoryError):
@@ -101,12 +100,11 @@ def _held_bytes(path: Path) -> int:
 
 
 class NoSpace(UserError):
-    """The object is larger than the free space, if its size is what a server said."""
+    """The object is larger than the free space, if the size that a server gave is right."""
 
 
 def _check_free(folder: Path, name: str, num_bytes: int) -> None:
-    disk = os.statvfs(folder)
-    free = disk.f_bavail * disk.f_frsize
+    free = find_room(folder).num_bytes
     needed = num_bytes + SPARE_BYTES
     if needed > free:
         raise NoSpace(
@@ -116,9 +114,9 @@ def _check_free(folder: Path, name: str, num_bytes: int) -> None:
 
 
 class Ledger:
-    """fetched.jsonl of an output folder: a line for every file that is whole, last one counts.
+    """fetched.jsonl of an output folder: a line per complete file; the last line of a name counts.
 
-    A ledger that is not kept (`is_kept`) knows nothing of earlier files and leaves no trace.
+    With `is_kept` False nothing is read and nothing is written.
     """
 
     def __init__(self, root: Path, is_kept: bool = True) -> None:
@@ -129,11 +127,11 @@ class Ledger:
         self._lock = threading.Lock()
 
     def knows(self, path: Path) -> bool:
-        """Whether a file of that name was fetched, be it the same still or not."""
+        """Whether a file of that name was fetched, even if it was changed since."""
         return self.name_of(path) in self._records
 
     def find(self, path: Path, identity: str) -> dict[str, Any] | None:
-        """The record of a file that was fetched from there and not touched since."""
+        """The record of a file that was fetched from there and not changed since."""
         record = self._records.get(self.name_of(path))
         if record is None:
             return None
@@ -145,14 +143,14 @@ class Ledger:
         return record if known == (identity, stat.st_size, stat.st_mtime_ns) else None
 
     def vouches_for(self, path: Path) -> bool:
-        """Whether a file was fetched, from wherever, and not touched since."""
+        """Whether a file was fetched, from anywhere, and not changed since."""
         record = self._records.get(self.name_of(path))
         return record is not None and self.find(path, str(record.get("object"))) is not None
 
     def make(
         self, path: Path, identity: str, verified: Sequence[str], digests: Mapping[str, str]
     ) -> dict[str, Any]:
-        """The record of a whole file, with what tells later whether it was touched."""
+        """The record of a complete file, with its size and time, to notice later changes."""
         stat = path.stat()
         return {
             "name": self.name_of(path),
@@ -165,7 +163,7 @@ class Ledger:
 
     @contextmanager
     def hold_open(self) -> Iterator[None]:
-        """Keeps the file open for many lines: a network file system waits at every close."""
+        """Keeps the file open for many lines: on a network file system every close is slow."""
         self._fd = self._open()
         try:
             yield
@@ -175,7 +173,7 @@ class Ledger:
                 self._fd = None
 
     def add(self, records: Sequence[dict[str, Any]]) -> None:
-        """Appends lines in one write; a torn line of a killed process before them stays alone."""
+        """Appends lines in one write that begins with a newline, to end a torn line before it."""
         self._records.update({record["name"]: record for record in records})
         if not self._is_kept:
             return
@@ -183,7 +181,7 @@ class Ledger:
         with self._lock:
             fd = self._open() if self._fd is None else self._fd
             try:
-                _write_all(fd, data.encode())
+                write_all(fd, data.encode())
             finally:
                 if fd != self._fd:
                     os.close(fd)
@@ -191,9 +189,9 @@ class Ledger:
     def add_before_rename(
         self, path: Path, identity: str, verified: Sequence[str], digests: Mapping[str, str]
     ) -> None:
-        """Records the whole partial file of a path under its final name, which it gets next.
+        """Records a complete partial file under its final name, which it gets next.
 
-        In this order a kill in between leaves no file of that name without its record.
+        In this order a kill in between leaves no file without its record.
         """
         record = self.make(part_path(path), identity, verified, digests)
         self.add([{**record, "name": self.name_of(path)}])
@@ -202,15 +200,8 @@ class Ledger:
         return os.open(self._root / RECORD, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def name_of(self, path: Path) -> str:
-        """How a file below the folder is called in the record."""
+        """The name of a file below the folder in the record."""
         return path.relative_to(self._root).as_posix()
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    """One write, as a rule; on a disk that fills up the second one says so."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _read_records(path: Path) -> dict[str, dict[str, Any]]:
@@ -220,7 +211,7 @@ def _read_records(path: Path) -> dict[str, dict[str, Any]]:
     data = path.read_bytes() if path.is_file() else b"no file"  # a pipe would block
     first_line = data.lstrip().partition(b"\n")[0]  # it may be torn
     if not _RECORD_START.startswith(first_line[: len(_RECORD_START)]):
-        raise UserError(f"{path} is no record of a fetch; move it away or choose another --out")
+        raise UserError(f"{path} is not a record of a fetch; move it away or choose another --out")
     for line in data.splitlines():
         try:
             record = parse_json(line)
@@ -232,7 +223,7 @@ def _read_records(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check_record(record: Any) -> None:
-    """Raises, one error or the other, unless a line has the fields of a record."""
+    """Raises an error of some kind unless a line has the fields of a record."""
     check_text(record["name"])
     check_count(record["size"])
     for text in (*record.get("verified", ()), *record.get("digests", {}).values()):

@@ -1,4 +1,4 @@
-"""The story of one fetch: look up, resume, transfer, verify, and only then the final name."""
+"""One fetch from start to end: look up, resume, transfer, verify, and only then the final name."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dataset import checksum
+from dataset.durable import sync
+from dataset.errors import PassingError
+from dataset.federation.lookup import Lookup, Options
+from dataset.federation.pelican import Target
+from dataset.federation.tokens import Access
 from dataset.fetch.acceptance import (
     accept_existing,
-    mend_or_refuse,
     refuse_unverified,
+    repair_or_refuse,
     verify_by_server,
     whole_checksum,
 )
 from dataset.fetch.compare import TooDifferent, trust_reference
-from dataset.federation.connection import Pool
 from dataset.fetch.digests import DigestAsker, HashFollower, pick_kinds
-from dataset.errors import PassingError
-from dataset.federation.pelican import Target
 from dataset.fetch.folder import Ledger, NoSpace, check_space
-from dataset.transfer.journal import Journal, Progress, read_journal
-from dataset.federation.lookup import Access, Lookup, Options
-from dataset.transfer.own_files import check_absent
-from dataset.own_names import check_no_part, journal_path, part_path
-from dataset.transfer.partial import adopt_older, discard, holding_part, resume
 from dataset.fetch.probe import Digest, find_size
+from dataset.fetch.summary import Summary
+from dataset.own_names import check_no_part, journal_path, part_path
 from dataset.published import find_published
 from dataset.redaction import redact
-from dataset.transfer.store import ChunkStore, DiskError
-from dataset.fetch.summary import Summary
 from dataset.transfer.engine import ObjectChanged, OtherSizes, Transfer
-from dataset.transfer.verify import BlockChecks, read_block_checks
+from dataset.transfer.journal import Journal, Progress, read_journal
+from dataset.transfer.own_files import check_absent
+from dataset.transfer.partial import adopt_older, discard, holding_part, resume
+from dataset.transfer.store import ChunkStore, DiskError
+from dataset.transfer.verify import BlockChecks, NoChecks, NoIndex, read_block_checks
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -54,7 +55,7 @@ class Job:
     given_by: str = "given"
 
     def with_published(self, size: int) -> Job:
-        """The same job; an archive that is known by name and size must have its published MD5."""
+        """The same job, with the published MD5 if its name and size are those of a real archive."""
         known = find_published(self.target.name, size)
         if known is None or self.given:
             return self
@@ -70,21 +71,18 @@ def fetch_object(
     """Fetches one object to its final name; an exception carries the summary as `summary`."""
     summary = Summary(job.target.identity, str(job.path))
     started = time.monotonic()
-    pool = Pool(options.stall_s)
-    lookup = Lookup(job.target, access, options, pool)
-    try:
-        _fetch(job, lookup, summary, on_tick)
-        summary.status = "done"
-    except Exception as error:
-        summary.error = redact(str(error))
-        error.summary = summary  # type: ignore[attr-defined]
-        raise
-    finally:
-        summary.seconds = round(time.monotonic() - started, 3)
-        summary.sources = [source.describe() for source in lookup.sources.all]
-        summary.lookups = lookup.num_lookups
-        lookup.close()
-        pool.close()
+    with Lookup(job.target, access, options) as lookup:
+        try:
+            _fetch(job, lookup, summary, on_tick)
+            summary.status = "done"
+        except Exception as error:
+            summary.error = redact(str(error))
+            error.summary = summary  # type: ignore[attr-defined]
+            raise
+        finally:
+            summary.seconds = round(time.monotonic() - started, 3)
+            summary.sources = [source.describe() for source in lookup.sources.all]
+            summary.lookups = lookup.num_lookups
     return summary
 
 
@@ -97,7 +95,7 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
         before = read_journal(journal_path(job.path))
         summary.size = find_size(lookup, before.size if before is not None else None)
         if summary.size != odd_size and _is_odd(job, before, summary.size):
-            odd_size = summary.size  # a broken answer may say anything: asked once more
+            odd_size = summary.size  # a broken answer may claim any size: ask once more
             lookup.sources.all.clear()
             continue
         job = job.with_published(summary.size)
@@ -108,7 +106,7 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
         try:
             _fetch_once(job, lookup, summary, on_tick)
             return
-        except OtherSizes as error:  # asked again, and kept when the size is the same after all
+        except OtherSizes as error:  # ask again; if the size is the same, the partial file stays
             summary.say(f"the object seems to have another size now ({error}); asking again")
             lookup.sources.all.clear()
         except (ObjectChanged, TooDifferent) as error:
@@ -124,7 +122,7 @@ def _record_existing(job: Job, summary: Summary) -> None:
 
 
 def _is_odd(job: Job, before: Progress | None, size: int) -> bool:
-    """Whether to ask for the size again: it would cost the partial file, or is more than fits."""
+    """Whether to ask again: this size would discard the partial file, or does not fit the disk."""
     if os.path.lexists(job.path):
         return False
     if before is not None and before.identity == job.target.identity and before.size != size:
@@ -137,7 +135,7 @@ def _is_odd(job: Job, before: Progress | None, size: int) -> bool:
 
 
 def _is_done(job: Job, summary: Summary, must_verify: bool) -> bool:
-    """Whether the file was fetched and verified before; a new digest asks for a new look."""
+    """Whether the file was fetched and verified before; for a new digest it is verified again."""
     record = job.ledger.find(job.path, job.target.identity)
     known = record.get("digests", {}) if record else {}
     if record is None or any(known.get(kind) != value for kind, value in job.given.items()):
@@ -156,10 +154,19 @@ def _is_done(job: Job, summary: Summary, must_verify: bool) -> bool:
     return True
 
 
+def _read_checks(job: Job, summary: Summary) -> BlockChecks | None:
+    """The block checksums of the index, if there are any; what is wrong with them is said."""
+    try:
+        return read_block_checks(job.index, summary.size) if job.index else None
+    except NoIndex:
+        return None
+    except NoChecks as error:
+        summary.say(f"block checksums are not used: {error}")
+        return None
+
+
 def _fetch_once(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
-    checks, why = read_block_checks(job.index, summary.size) if job.index else (None, "no index")
-    if job.index is not None and checks is None and why != "no index":
-        summary.say(f"block checksums are not used: {why}")
+    checks = _read_checks(job, summary)
     check_space(job.path, summary.size)
     with holding_part(job.path) as fd:
         kinds = pick_kinds(job.given)
@@ -179,7 +186,7 @@ def _fill_part(
     summary: Summary,
     on_tick: Tick,
 ) -> None:
-    """The partial file whole and verified, and on the disk."""
+    """Completes and verifies the partial file, and syncs it to the disk."""
     journal = Journal.create(journal_path(job.path), progress)
     try:
         store = ChunkStore(fd, journal, progress, lookup.lock, lookup.sources, checks, summary.say)
@@ -189,14 +196,14 @@ def _fill_part(
     except DiskError as error:
         raise error.error from None
     finally:
-        with lookup.lock:  # a late digest may be about to be written down
+        with lookup.lock:  # a late digest may be on its way into the journal
             journal.close()
 
 
 def _fill(
     job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
 ) -> bool:
-    """Transfers and verifies; False when much of it was wrong and must come from other sources."""
+    """Transfers and verifies; False when much was wrong and must be fetched from other sources."""
     store, digest = transfer.store, None
     try:
         digest = _run(job, transfer, progress, summary, on_tick)
@@ -219,7 +226,7 @@ def _fill(
 
 
 def _compare_etags(lookup: Lookup, progress: Progress) -> None:
-    """Within one source an ETag tells whether the object changed since an earlier start."""
+    """Raises if a source's ETag shows that the object changed since an earlier start."""
     for source in lookup.sources.all:
         known = progress.etags.get(source.label)
         if known is not None and source.etag is not None and known != source.etag:
@@ -234,7 +241,7 @@ def _run(
     store = transfer.store
     hashes = [kind for kind in job.given if kind in checksum.HASHES]
     follower = HashFollower(store, hashes)
-    transfer.stays_behind = bool(hashes)  # on a fast network the hash is what takes longest
+    transfer.stays_behind = bool(hashes)  # on a fast network the hash is the slowest part
     asker = None
     if not job.given and store.checks is None:
         asker = DigestAsker(transfer, progress)
@@ -253,7 +260,7 @@ def _run(
     for kind, wanted in job.given.items():
         value = found[kind] if kind in found else whole_checksum(store, kind)
         if value != wanted:
-            mend_or_refuse(transfer.lookup, store, kind, wanted, summary, job.given_by)
+            repair_or_refuse(transfer.lookup, store, kind, wanted, summary, job.given_by)
         summary.verified.append(f"{kind} ({job.given_by})")
     return asker.wait() if asker is not None else None
 
@@ -267,13 +274,9 @@ def _count(transfer: Transfer, summary: Summary) -> None:
 
 
 def _finish(job: Job, summary: Summary) -> None:
-    """The final name, durable; the record first, so that a kill in between costs nothing."""
+    """Gives the file its final name, durably; its record goes first, so a kill costs nothing."""
     check_absent(job.path)
     job.ledger.add_before_rename(job.path, job.target.identity, summary.verified, job.given)
     part_path(job.path).replace(job.path)
     journal_path(job.path).unlink()
-    folder = os.open(job.path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(job.path.parent)

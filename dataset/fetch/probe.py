@@ -1,4 +1,4 @@
-"""Questions to the sources before and beside a transfer: the size of the object, its digest."""
+"""Asks the sources for the size of an object and its digest, before and during a transfer."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dataset.checksum import parse_digest_header
+from dataset.errors import PassingError, UserError
 from dataset.federation.connection import NETWORK_ERRORS, Answer, Pool, explain
 from dataset.federation.document import RIVAL_S, Watch, ask_rivals, get_document, watching
-from dataset.errors import PassingError, UserError
-from dataset.federation.pelican import DirectorAnswer, Verdict
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
+from dataset.federation.pelican import DirectorAnswer, Verdict
+from dataset.federation.sources import Fault, Refusal, Source, name_server
+from dataset.spelling import decode
 from dataset.transfer.receive import (
     OtherSize,
-    StatusError,
     check_answer,
     open_range,
     parse_content_range,
+    read_problem,
 )
-from dataset.federation.sources import Source, name_server
-from dataset.spelling import decode
 
 log = logging.getLogger("trainyard.fetch")
 
 VOTE_S = 0.5  # how long a first answer waits for a second one
-DOUBT_S = 10.0  # and when it is another size than the partial file's
+DOUBT_S = 10.0  # the same when it differs from the size of the partial file
 QUICK_S = 1.0
 RIVAL_SHARE = 0.25  # of the time for a digest
 ORIGIN_WAITS_S = (0.2, 1.0, 3.0)
@@ -39,7 +39,7 @@ TICK_S = 0.05
 
 
 class Digest(NamedTuple):
-    """What a server says of the whole object; a cache speaks of its own copy."""
+    """A server's digest of the whole object; a cache's is of its own copy."""
 
     kind: str
     value: str
@@ -50,10 +50,10 @@ class Digest(NamedTuple):
 def find_size(lookup: Lookup, known: int | None = None) -> int:
     """The size of the object by a vote of its sources; raises as the look-up does.
 
-    The two nearest are asked at once, so that one with another object under this name does not
-    decide alone; when they differ, the origin does. A silent one is not waited for. `known` is the
-    size of an earlier start: one cache that has another does not throw away what is here. Nor does
-    one that has an empty object decide alone: a broken server says so, too.
+    The two nearest are asked at once, so that no single source decides, which may have another
+    object under this name. When they differ, the origin decides. A silent one is not waited for.
+    `known` is the size of an earlier start: one cache with another size does not make us discard
+    the partial file. Nor does one source decide that the object is empty: broken servers say that.
     """
     if lookup.target.scheme == "file":
         lookup.refresh()
@@ -80,14 +80,14 @@ def find_size(lookup: Lookup, known: int | None = None) -> int:
             if size is not None:
                 for source in voters:
                     if votes[source] != size:
-                        source.refused = f"has an object of another size ({votes[source]} bytes)"
+                        source.refused = Refusal(Fault.OTHER_SIZE, f"({votes[source]} bytes)")
                 return size
         time.sleep(TICK_S if votes or now - started > QUICK_S else TICK_S / 10)
         _check_patience(lookup, votes, started)
 
 
 def _check_patience(lookup: Lookup, votes: dict[Source, int], started: float) -> None:
-    """Raises as the look-up does; sources that contradict each other are named."""
+    """Raises as the look-up does, and names sources that contradict each other."""
     try:
         lookup.check_patience(time.monotonic(), started)
     except PassingError:
@@ -101,22 +101,22 @@ def _check_patience(lookup: Lookup, votes: dict[Source, int], started: float) ->
 
 
 def _is_doubted(sizes: set[int], known: int | None) -> bool:
-    """Whether others should be heard, the origin included, before the size is believed."""
+    """Whether other sources, including the origin, should confirm the size."""
     return 0 in sizes or (known is not None and known not in sizes)
 
 
 def _have_all_voted(lookup: Lookup, votes: Collection[Source]) -> bool:
-    """Whether nobody is left who could say more of the size, the origin included."""
+    """Whether all sources, including the origin, have given a size."""
     usable = lookup.sources.usable
     knows_origin = lookup.target.scheme != "pelican" or any(s.is_origin for s in usable)
     return knows_origin and all(source in votes for source in usable)
 
 
 def _measure_file(path: Path) -> int:
-    """The size of a local file; what cannot be read like one is the user's mistake."""
+    """The size of a local file; raises UserError for anything else."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise UserError(f"{path} is {what}; give the URL of a file")
     return status.st_size
 
@@ -141,7 +141,7 @@ def _ask_more(
 ) -> None:
     """Keeps two questions open until two sources agree; looks up again when all have failed.
 
-    One that is silent is not counted, as a silent block is hedged: the next source is asked.
+    A silent source does not count: the next one is asked, as a silent block is hedged.
     """
     with lookup.lock:
         usable = lookup.sources.usable
@@ -168,7 +168,7 @@ def _is_silent(source: Source, now: float) -> bool:
 
 
 def _start(lookup: Lookup, crashes: list[Exception], work: Callable[[], None]) -> None:
-    """Does the work in a thread of its own; what is no answer and no failure is a crash."""
+    """Runs the work in a thread of its own; an unexpected exception goes to `crashes`."""
 
     def run() -> None:
         try:
@@ -181,27 +181,25 @@ def _start(lookup: Lookup, crashes: list[Exception], work: Callable[[], None]) -
 
 
 def _ask_size(lookup: Lookup, source: Source, votes: dict[Source, int]) -> None:
-    """One question, and how it went."""
-    problem, retry_after_s, size = "", 0.0, None
+    """Asks one source, and notes the result."""
+    problem = None
     try:
         size = ask_size(lookup, source)
-    except StatusError as error:
-        problem, retry_after_s = str(error.status), error.retry_after_s
     except NETWORK_ERRORS as error:
-        problem = explain(error)
+        problem = read_problem(error)
     with lookup.lock:
         source.active -= 1
-        if size is not None:
+        if problem is None:
             votes[source] = size
         else:
-            lookup.tell(source.label, problem)
-            lookup.sources.failed(source, time.monotonic(), problem, retry_after_s)
-    if problem in ("401", "403"):
+            lookup.tell(source.label, problem.text)
+            lookup.sources.failed(source, time.monotonic(), problem)
+    if problem is not None and problem.is_denied:
         lookup.reread_token()
 
 
 def ask_size(lookup: Lookup, source: Source) -> int:
-    """The size of the object at one source, told by a range of one byte."""
+    """The size of the object at one source, from a request for one byte."""
     with watching(lookup.pool.timeout_s) as watch:
         return _ask_size_once(lookup, source, watch)
 
@@ -237,14 +235,13 @@ def _ask_size_once(lookup: Lookup, source: Source, watch: Watch) -> int:
 
 
 def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> Digest | None:
-    """The first digest that a server gives of the whole object.
+    """The first digest of the whole object that a server gives.
 
-    The origin is asked first: a cache's digest is that of its own copy, which may be the damaged
-    one. XRootD reads the whole file for it, seconds for each GB; a cache may answer 405 and close.
-    A place that stays silent for a part of the time gets the next one as a rival.
+    The origin is asked first: a cache's digest is that of its own copy, which may be damaged.
+    XRootD reads the whole file for it, seconds for each GB; a cache may answer 405 and close. If
+    a server stays silent for part of the time, the next one is asked as well.
     """
-    pool = Pool(timeout_s, lookup.reach)
-    try:
+    with Pool(timeout_s, lookup.reach) as pool:
         origin = _find_origin(lookup)
         token = origin.namespace.require_token
         places = [(url, token) for url in origin.sources]
@@ -261,12 +258,10 @@ def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> Digest | N
         named = {url: token for url, token in places if url.startswith("http")}
         questions = [partial(ask, *place) for place in named.items()]
         return ask_rivals(questions, RIVAL_SHARE * timeout_s, timeout_s)
-    finally:
-        pool.close()
 
 
 def _find_origin(lookup: Lookup) -> DirectorAnswer:
-    """Where the origin is; one failed look-up does not leave the object without a digest."""
+    """The origin's address; a failed look-up is repeated, so that the digest is not missed."""
     for wait_s in ORIGIN_WAITS_S:
         answer = lookup.ask(directread=True)
         if answer.verdict is not Verdict.PASSING:

@@ -1,4 +1,4 @@
-"""What a person sees of a transfer: a bar on a terminal, plain lines elsewhere."""
+"""Shows the progress of a transfer: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 import time
 from typing import IO, Any
 
-from dataset.transfer.journal import CHUNK
 from dataset.redaction import printable
 from dataset.transfer.engine import Transfer
+from dataset.transfer.journal import CHUNK
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -88,6 +88,6 @@ def describe_shares(transfer: Transfer) -> str:
 def _find_tqdm() -> Any:
     try:
         from tqdm import tqdm
-    except ImportError:  # a bare container: plain lines then
+    except ImportError:  # tqdm is not installed: plain lines
         return None
     return tqdm

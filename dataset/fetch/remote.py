@@ -11,48 +11,50 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dataset.byte_meter import ByteMeter
-from dataset.federation.collection import Lister, has_collection_form, looks_like_object, path_below
-from dataset.federation.connection import Pool
 from dataset.errors import UserError
-from dataset.federation.pelican import Target
-from dataset.fetch.object import Job, fetch_object
-from dataset.fetch.folder import Ledger, NoSpace, check_space_of_all, lock_folder, make_folder
-from dataset.fetch.index_beside import INDEX_SUFFIX, fetch_index
-from dataset.federation.lookup import Access, Lookup, Options
+from dataset.federation.collection import Lister, has_collection_form, looks_like_object, path_below
+from dataset.federation.lookup import Lookup, Options
 from dataset.federation.network import check_network
-from dataset.own_names import check_distinct, check_names
-from dataset.transfer.partial import discard
+from dataset.federation.pelican import Target
+from dataset.federation.tokens import Access
+from dataset.federation.webdav import Entry
+from dataset.fetch.folder import (
+    Ledger,
+    NoSpace,
+    check_space_of_all,
+    lock_folder,
+    make_folder,
+)
+from dataset.fetch.index_beside import fetch_index
+from dataset.fetch.object import Job, fetch_object
 from dataset.fetch.probe import find_size
 from dataset.fetch.progress import Display
-from dataset.redaction import printable
 from dataset.fetch.request import Request
 from dataset.fetch.small import SMALL_BYTES, SmallFiles
 from dataset.fetch.small_digests import names_by_path
-from dataset.spelling import decode
 from dataset.fetch.summary import Summary
-from dataset.federation.webdav import Entry
+from dataset.names import INDEX_SUFFIX, KAGGLE_ZIP, SOLUTION, TRAIN_TAR, VAL_TAR, VALPREP
+from dataset.own_names import check_distinct, check_names
+from dataset.redaction import printable
+from dataset.spelling import decode
+from dataset.transfer.partial import discard
+from dataset.words import count
 
 log = logging.getLogger("trainyard.fetch")
 
 # What a training can use of a data folder, in the order of the design.
-DATA_NAMES = (
-    "ILSVRC2012_img_train.tar",
-    "ILSVRC2012_img_val.tar",
-    "imagenet-object-localization-challenge.zip",
-    "LOC_val_solution.csv",
-    "valprep.sh",
-)
+DATA_NAMES = (TRAIN_TAR, VAL_TAR, KAGGLE_ZIP, SOLUTION, VALPREP)
 KAGGLE_NAMES = DATA_NAMES[2:4]
 
 
 def fetch_urls(urls: Sequence[str], request: Request) -> list[Summary]:
-    """Fetches every URL into the folder; two starts on one folder take turns."""
+    """Fetches every URL into the folder; two commands on one folder take turns."""
     targets = [request.parse(url) for url in urls]
     access = request.access
     if request.given and len(targets) != 1:
-        raise UserError("a digest is of one object: give one URL with --md5, --sha256, --crc32")
+        raise UserError("a digest is for one object: give one URL with --md5, --sha256, --crc32")
     if request.given and request.recursive:
-        raise UserError("a digest is of one object: --recursive takes no --md5, --sha256, --crc32")
+        raise UserError("a digest is for one object: --recursive takes no --md5, --sha256, --crc32")
     check_distinct((target.name, target.identity, target.url) for target in targets)
     check_names([request.out / t.name for t in targets], request.out, request.own_files)
     summaries: list[Summary] = []
@@ -86,9 +88,9 @@ def _check_networks(targets: Sequence[Target]) -> None:
 
 
 def _is_here(target: Target, request: Request, ledger: Ledger) -> bool:
-    """Whether it is an object that was fetched before, with the digests that are wanted now.
+    """Whether the object was fetched before and verified with the digests given now.
 
-    Nobody is asked for it then: a compute node may have no network.
+    Then no server is asked: a compute node may have no network.
     """
     if request.recursive or has_collection_form(target):
         return False
@@ -98,20 +100,15 @@ def _is_here(target: Target, request: Request, ledger: Ledger) -> bool:
 
 
 def is_collection(target: Target, access: Access, request: Request) -> bool:
-    """Whether the target is a folder of the federation; asked where its name leaves it open."""
+    """Whether the target is a folder of the federation; asks if its name does not say."""
     if target.scheme == "file":
         return False
     if request.recursive or has_collection_form(target):
         return True
     if looks_like_object(target) or target.scheme != "pelican":
         return False
-    pool = Pool(request.options.stall_s)
-    lookup = Lookup(target, access, request.options, pool)
-    try:
+    with Lookup(target, access, request.options) as lookup:
         return Lister(lookup, target).is_collection()
-    finally:
-        lookup.close()
-        pool.close()
 
 
 def _fetch_one(
@@ -140,9 +137,8 @@ def fetch_collection(
     files = list_files(target, access, request.options, root)
     check_names((path for _, path in files), request.out, request.own_files)
     todo = [(e, p) for e, p in files if ledger.find(p, target.child(e.path).identity) is None]
-    log.info(
-        "%s: %d files, %d of them here already", target.identity, len(files), len(files) - len(todo)
-    )
+    num_files, num_here = count(len(files), "file"), len(files) - len(todo)
+    log.info("%s: %s, %d already here", target.identity, num_files, num_here)
     for entry, path in files:
         if (entry.size or 0) > SMALL_BYTES and path.exists() and ledger.vouches_for(path):
             discard(path)  # what a kill between the last two steps of a fetch left
@@ -153,7 +149,7 @@ def fetch_collection(
             check_space_of_all(disk, [(path, entry.size or 0) for entry, path in missing])
         except NoSpace:
             if is_second:
-                raise  # a broken answer may say anything: it was asked once more
+                raise  # a broken answer may claim any size: ask once more
             return fetch_collection(target, access, request, ledger, display, is_second=True)
     for folder in sorted({path.parent for _, path in todo}):
         make_folder(folder)
@@ -176,13 +172,8 @@ def list_files(
     target: Target, access: Access, options: Options, root: Path
 ) -> list[tuple[Entry, Path]]:
     """(entry, local path) of every file below a collection; none at all is an error."""
-    pool = Pool(options.stall_s)
-    lookup = Lookup(target, access, options, pool)
-    try:
+    with Lookup(target, access, options) as lookup:
         entries = list(Lister(lookup, target).walk())
-    finally:
-        lookup.close()
-        pool.close()
     if not entries:
         raise UserError(f"{target.identity} holds no files; check that it is the right folder")
     return [(entry, root / path_below(entry, target)) for entry in entries]
@@ -196,10 +187,8 @@ def _fetch_small(
     ledger: Ledger,
     summary: Summary,
 ) -> list[tuple[Entry, Path]]:
-    """Fetches small files with a bar of their bytes; returns those that need the long way."""
-    pool = Pool(options.stall_s)
-    first = Lookup(target.child(files[0][0].path), access, options, pool)
-    try:
+    """Fetches small files with a progress bar; returns those that need a full transfer."""
+    with Lookup(target.child(files[0][0].path), access, options) as first:
         find_size(first)
         if not all(names_by_path(s.url, files[0][0].path) for s in first.sources.all):
             return files  # the director is asked for each of them
@@ -207,9 +196,6 @@ def _fetch_small(
             meter.start(sum(entry.size or 0 for entry, _ in files))
             fetcher = SmallFiles(first, files[0][0].path, files, ledger, meter.update)
             fetcher.run()
-    finally:
-        first.close()
-        pool.close()
     summary.fetched_bytes, summary.hedges = fetcher.num_bytes, fetcher.num_hedges
     summary.sources = [source.describe() for source in first.sources.all]
     _tell_verified(summary, fetcher.num_verified, len(files) - len(fetcher.failed))
@@ -217,7 +203,8 @@ def _fetch_small(
 
 
 def _tell_verified(summary: Summary, num_verified: int, num_files: int) -> None:
-    summary.say(f"{num_files} small files, {num_verified} of them verified by the origin's digest")
+    files = count(num_files, "small file")
+    summary.say(f"{files}, {num_verified} of them verified by the origin's digest")
     if num_verified == num_files:
         summary.verified.append("digest of the origin")
 
@@ -268,11 +255,6 @@ def _list_top(target: Target, request: Request) -> set[str]:
     """The names in a folder, local or remote."""
     if target.scheme == "file":
         return {path.name for path in Path(decode(target.path)).iterdir()}
-    pool = Pool(request.options.stall_s)
-    lookup = Lookup(target, request.access, request.options, pool)
-    try:
+    with Lookup(target, request.access, request.options) as lookup:
         entries = Lister(lookup, target).list_top()
-    finally:
-        lookup.close()
-        pool.close()
     return {decode(urlsplit(entry.path).path.rpartition("/")[2]) for entry in entries}

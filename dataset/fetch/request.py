@@ -1,4 +1,4 @@
-"""What one fetch command was told, and the three ways of the OSG study to get data into a job."""
+"""The settings of one fetch command, and the OSG study's three ways to get data into a job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dataset.errors import UserError
+from dataset.federation.lookup import Options
 from dataset.federation.pelican import Target, parse_target
-from dataset.federation.lookup import Access, Options
-from dataset.federation.tokens import TokenStore
+from dataset.federation.tokens import Access, TokenStore
 
 METHODS = ("auto", "osdf", "https", "native")
 NATIVE_LIMIT_MB = 5000  # MAX_TRANSFER_INPUT_MB of the OSPool's access points
@@ -18,7 +18,7 @@ NATIVE_LIMIT_MB = 5000  # MAX_TRANSFER_INPUT_MB of the OSPool's access points
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that one fetch command was told."""
+    """The settings of one fetch command."""
 
     out: Path
     options: Options = field(default_factory=Options)
@@ -41,13 +41,13 @@ class Request:
         return Access(self.environ, TokenStore(self.environ, self.token, os.getuid()), self.netrc)
 
     def parse(self, url: str) -> Target:
-        """The target of a URL by the chosen method."""
+        """The target of a URL with the chosen method."""
         target = parse_target(url, self.federation)
         if self.method == "https" and target.scheme == "pelican":
             return replace(target, directread=True)  # the study's method 2: the origin, no cache
         if self.method == "osdf" and target.scheme != "pelican":
             raise UserError(
-                f"--method osdf wants an osdf:// or pelican:// URL, not {target.identity}"
+                f"--method osdf needs an osdf:// or pelican:// URL, not {target.identity}"
             )
         if self.method == "native":
             return self._parse_native(target)

@@ -1,4 +1,4 @@
-"""Many small files at once: one request each; what resists that goes the long way."""
+"""Many small files at once, one request each; files that fail so get a full transfer."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataset.fetch.acceptance import refuse_unverified
-from dataset.federation.connection import NETWORK_ERRORS, Connection, explain
+from dataset.durable import write_at
+from dataset.federation.connection import NETWORK_ERRORS, Connection
 from dataset.federation.document import RIVAL_S, Watch, fill, watching
-from dataset.fetch.folder import Ledger
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
-from dataset.transfer.own_files import check_absent, hold_part
-from dataset.own_names import part_path
-from dataset.fetch.probe import ask_size
-from dataset.transfer.receive import StatusError, check_answer, open_range
-from dataset.fetch.small_digests import SmallDigests, address_beside, names_by_path
 from dataset.federation.sources import Source
-from dataset.transfer.store import DiskError, write_at
 from dataset.federation.webdav import Entry
+from dataset.fetch.acceptance import refuse_unverified
+from dataset.fetch.folder import Ledger
+from dataset.fetch.probe import ask_size
+from dataset.fetch.small_digests import SmallDigests, address_beside, names_by_path
+from dataset.own_names import part_path
+from dataset.transfer.own_files import check_absent, hold_part
+from dataset.transfer.receive import check_answer, open_range, read_problem
+from dataset.transfer.store import DiskError
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -35,7 +36,7 @@ WAIT_S = 0.05
 
 @dataclass(eq=False)
 class Try:
-    """One request for a file; a silent one gets a rival at another source."""
+    """One request for a file; if it is silent, another source is asked as well."""
 
     entry: Entry
     path: Path
@@ -49,7 +50,7 @@ class Try:
 
 
 class SmallFiles:
-    """Fetches a list of (entry, local path); `failed` holds those that need the long way."""
+    """Fetches a list of (entry, local path); `failed` holds those that need a full transfer."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class SmallFiles:
             return one
 
     def _wait(self, one: Try) -> None:
-        """Every source rests: the file goes back, and a look-up may find others."""
+        """When every source rests: puts the file back, and looks for other sources."""
         now = time.monotonic()
         with self._changed:
             if one.is_lost:
@@ -147,7 +148,7 @@ class SmallFiles:
         time.sleep(WAIT_S)
 
     def _fetch(self, one: Try, source: Source) -> None:
-        problem, began, is_kept = "", time.monotonic(), False
+        problem, began, is_kept = None, time.monotonic(), False
         try:
             data = self._get(one, source)
             one.has_all = True
@@ -157,10 +158,8 @@ class SmallFiles:
             if self._claim(one):
                 self._keep(one.entry, one.path, data, verified)
                 is_kept = True
-        except StatusError as error:
-            problem = str(error.status)
         except NETWORK_ERRORS as error:
-            problem = explain(error)
+            problem = read_problem(error)
         with self._changed:
             now, size = time.monotonic(), one.entry.size or 0
             del self._open[one]
@@ -170,13 +169,13 @@ class SmallFiles:
                 source.bytes += size
                 self._lookup.sources.delivered(source, size, now - began)
                 self._settle()
-            elif problem and not one.is_lost:
-                log.debug("%s: %s", one.entry.path, problem)
+            elif problem is not None and not one.is_lost:
+                log.debug("%s: %s", one.entry.path, problem.text)
                 self._lookup.sources.failed(source, now, problem)
                 self._retry(one)
 
     def _claim(self, one: Try) -> bool:
-        """Whether this try may write the file; its rival may not any more."""
+        """Whether this try may write the file; after a True its rival may not."""
         with self._changed:
             if one.is_lost or self._is_over:
                 return False
@@ -192,7 +191,7 @@ class SmallFiles:
             self._changed.notify_all()
 
     def _retry(self, one: Try) -> None:
-        """Queues a file again, unless its rival goes on; after some tries it goes the long way."""
+        """Queues a file again unless its rival is running; after some tries it is `failed`."""
         if one.rival is not None:
             one.rival.rival = None
         elif one.number + 1 >= MAX_TRIES:

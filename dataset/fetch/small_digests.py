@@ -1,4 +1,4 @@
-"""The origin's digests of small files: asked for each one while it offers any."""
+"""The origin's digests of small files, asked for each file as long as the origin offers any."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataset.federation.document import RIVAL_S, get_document
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
 from dataset.federation.sources import name_server
-from dataset.spelling import decode, encode
 from dataset.federation.webdav import Entry
+from dataset.spelling import decode, encode
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -21,7 +21,7 @@ MAX_SILENT = 3
 
 
 def address_beside(url: str, known_path: str, entry: Entry) -> str:
-    """The address of an entry beside that of the known object on the same server."""
+    """The address of an entry, derived from that of the known object on the same server."""
     parts = urlsplit(url)
     path, known = decode(parts.path), decode(known_path)  # a server may spell it anew
     prefix = encode(path[: len(path) - len(known)])
@@ -29,21 +29,21 @@ def address_beside(url: str, known_path: str, entry: Entry) -> str:
 
 
 def names_by_path(url: str, known_path: str) -> bool:
-    """Whether a server names its objects by their paths: others are where an address would say.
+    """Whether a server's addresses end in the object's path, so that others can be derived.
 
-    One that has /get?object=PATH would send the known object for each of the others.
+    A server with /get?object=PATH would send the known object for each of the others.
     """
     return decode(urlsplit(url).path).endswith(decode(known_path))
 
 
 class SmallDigests:
-    """Compares files with the origin's digests, until it has given none a few times in a row."""
+    """Compares files with the origin's digests, until it gave none a few times in a row."""
 
     def __init__(self, lookup: Lookup, known_path: str) -> None:
         self._lookup = lookup
         self._known_path = known_path  # the object that the look-up's sources were named for
         self._num_silent = 0
-        # A digest of a few MiB is there at once; one that is not is asked again, with patience.
+        # A digest of a few MiB comes at once; if not, it is asked for again with more time.
         self._pool = Pool(min(RIVAL_S, lookup.pool.timeout_s), lookup.reach)
         origin = lookup.ask(directread=True)
         self._place, self._wants_token = "", origin.namespace.require_token
@@ -55,7 +55,7 @@ class SmallDigests:
         self._pool.close()
 
     def verify(self, entry: Entry, data: bytearray) -> list[str]:
-        """How the bytes were verified, if at all; wrong bytes are an error."""
+        """How the bytes were verified, if at all; raises for wrong bytes."""
         if not self._place or self._num_silent >= MAX_SILENT:
             return []
         kind = "crc32c" if checksum.HAS_CRC32C else "adler32"
@@ -68,7 +68,7 @@ class SmallDigests:
         if digest is None:
             self._num_silent += 1
             if self._num_silent == MAX_SILENT:
-                log.info("%s tells no digests; files are taken without", name_server(url))
+                log.info("%s offers no digests; its files are not verified", name_server(url))
             return []
         self._num_silent = 0
         if digest != found:
@@ -77,16 +77,13 @@ class SmallDigests:
 
     def _ask_again(self, url: str, headers: Mapping[str, str], kind: str) -> str | None:
         """On a new connection: XRootD may repeat the Digest of an earlier request on a kept one."""
-        pool = Pool(self._lookup.pool.timeout_s, self._lookup.reach)
-        try:
+        with Pool(self._lookup.pool.timeout_s, self._lookup.reach) as pool:
             return self._ask(pool, url, headers, kind)[0]
-        finally:
-            pool.close()
 
     def _ask(
         self, pool: Pool, url: str, headers: Mapping[str, str], kind: str
     ) -> tuple[str | None, bool]:
-        """(the origin's digest, whether it answered at all): no fault of who sent the bytes."""
+        """(the origin's digest, whether it answered); no answer is not the sender's fault."""
         try:
             status, found, _, _ = get_document(pool, url, headers, "HEAD")
         except NETWORK_ERRORS as error:

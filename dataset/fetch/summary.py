@@ -31,7 +31,7 @@ class Summary:
     error: str | None = None
 
     def say(self, note: str) -> None:
-        """A fact that the user should see, in the log now and in the summary later."""
+        """Logs a fact for the user now, and keeps it for the summary."""
         note = printable(redact(note))
         log.info("%s", note)
         self.notes.append(note)

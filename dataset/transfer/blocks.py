@@ -1,4 +1,4 @@
-"""Which chunks of a file are missing, being fetched or there: the book-keeping of a transfer."""
+"""Which chunks of a file are missing, being fetched or done: the bookkeeping of a transfer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dataset.federation.connection import Connection
-from dataset.transfer.journal import CHUNK, chunk_length, num_chunks
 from dataset.federation.sources import Source
+from dataset.transfer.journal import CHUNK, chunk_length, num_chunks
 
 BLOCK_CHUNKS = 4  # requests are whole multiples of 4 MiB
 MAX_BLOCK_CHUNKS = 64
-BLOCK_S = 2.0  # about how long one request should take: long against a round trip over a WAN
-# CLAIMED: in the file by the journal of an earlier start, and not yet read again.
-# ARRIVED: in the file, while the checksum of its index block is not yet known.
+BLOCK_S = 2.0  # about how long one request should take: much longer than a WAN round trip
+# CLAIMED: in the file according to an earlier start's journal, but not yet read again.
+# ARRIVED: in the file, but the checksum of its index block is not yet known.
 MISSING, CLAIMED, WRITING, ARRIVED, DONE = range(5)
 
 
@@ -52,7 +52,7 @@ class Lease:
 
     @property
     def known(self) -> int:
-        """Bytes of the chunk at `position` that were taken over and not received."""
+        """Bytes of the chunk at `position` taken over from a rival, not received itself."""
         return len(self.prefix) if self.position == self.first else 0
 
     @property
@@ -61,14 +61,14 @@ class Lease:
         return max(0, self.partial - self.known)
 
     def lost_bytes(self, successor: Lease | None) -> int:
-        """Bytes that nobody has when this lease ends here and `successor` goes on."""
+        """Bytes that are lost when this lease ends here and `successor` continues."""
         if successor is not None and successor is self.donor:
             return self.received
         donated = self.donated if successor is not None else 0
         return self.known + self.received - donated
 
     def cancel(self, reason: str) -> None:
-        """Ends the lease under the thread that receives it."""
+        """Ends the lease from outside, while a thread receives it."""
         self.cancelled = self.cancelled or reason
         if self.connection is not None:
             self.connection.cut()
@@ -82,7 +82,7 @@ class Waste:
     hedged: int = 0  # a stalled block was asked of two sources and both sent it
     in_flight: int = 0  # less than a chunk when a connection broke
     skipped: int = 0  # a server without ranges had to be read from its start
-    compared: int = 0  # the digest of the whole was wrong, and other copies were looked at
+    compared: int = 0  # fetched to find wrong bytes, when the digest of the whole was wrong
 
 
 class BlockMap:
@@ -125,7 +125,7 @@ class BlockMap:
         return None
 
     def find(self, fits: Callable[[Lease], bool]) -> Lease | None:
-        """The first run to fetch that fits: mostly that of `peek`, else one behind it."""
+        """The first run to fetch that fits: usually that of `peek`, else a later one."""
         head = self.peek()
         if head is None or fits(head):
             return head
@@ -140,7 +140,7 @@ class BlockMap:
         return lease.first < lease.end and not lease.cancelled
 
     def take(self, max_chunks: int, found: Lease | None = None) -> Lease:
-        """The run of `peek` or `find`, cut to max_chunks (whole 4 MiB) and at what is there."""
+        """The run of `peek` or `find`, cut to max_chunks (whole 4 MiB) and before done chunks."""
         lease = found or self._queue[0][2]
         if lease is self._queue[0][2]:
             heapq.heappop(self._queue)
@@ -162,7 +162,7 @@ class BlockMap:
         return lease
 
     def give_back(self, lease: Lease) -> None:
-        """Queues what a broken lease leaves, unless its rival has it."""
+        """Queues the unfinished chunks of a broken lease, unless its rival fetches them."""
         rival, lease.rival = lease.rival, None
         if rival is not None:
             rival.rival = None
@@ -172,9 +172,9 @@ class BlockMap:
             self.put(Lease(lease.position, lease.end, lease.avoid))
 
     def hedge(self, lease: Lease) -> None:
-        """Queues a rival for a silent lease: whoever finishes a chunk first goes on alone.
+        """Queues a rival for a silent lease: the first to finish a chunk continues alone.
 
-        The rival begins with what the silent one has of its chunk, so that little comes twice.
+        The rival takes over the bytes that the silent one has, so that little is fetched twice.
         """
         assert lease.source is not None
         rival = Lease(lease.position, lease.end, lease.avoid | {lease.source}, rival=lease)
@@ -192,7 +192,7 @@ class BlockMap:
         return loser
 
     def split(self, victim: Lease) -> Lease:
-        """The second half of a running lease as one of its own."""
+        """Splits off the second half of a running lease as a lease of its own."""
         middle = victim.position + (victim.remaining + 1) // 2
         half = Lease(middle, victim.end, victim.avoid)
         victim.end = middle
@@ -205,7 +205,7 @@ class BlockMap:
             self.prefix += 1
 
     def drop(self, first: int, end: int, avoid: frozenset[Source]) -> None:
-        """Chunks that turned out wrong are missing again."""
+        """Marks chunks that turned out wrong as missing."""
         for chunk in range(first, end):
             self.num_done -= self.state[chunk] == DONE
             self.state[chunk] = MISSING
@@ -216,7 +216,7 @@ class BlockMap:
         self._chunk_times.append(seconds)
 
     def median_block_s(self) -> float | None:
-        """The median time of a 4 MiB block lately; None before the first chunk."""
+        """The recent median time of a 4 MiB block; None before the first chunk."""
         if not self._chunk_times:
             return None
         return sorted(self._chunk_times)[len(self._chunk_times) // 2] * BLOCK_CHUNKS

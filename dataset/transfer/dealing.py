@@ -1,22 +1,22 @@
-"""Who fetches what from where: leases are dealt, silent ones hedged, slow ones shared."""
+"""Who fetches what from where: hands out leases, hedges silent ones, splits slow ones."""
 
 from __future__ import annotations
 
 import logging
 
-from dataset.transfer.blocks import BLOCK_CHUNKS, BlockMap, Lease
-from dataset.transfer.journal import CHUNK
 from dataset.federation.lookup import Options
 from dataset.federation.sources import Source, Sources
+from dataset.transfer.blocks import BLOCK_CHUNKS, BlockMap, Lease
+from dataset.transfer.journal import CHUNK
 
 log = logging.getLogger("trainyard.fetch")
 
 HEDGE_S = 1.0  # a silent block is not hedged sooner than this
-# Before the first chunk nobody knows what is slow here: a cache that first asks its origin takes
-# seconds. At most the first few connections are hedged so, a chunk each.
+# Used before the first chunk, when the speed is not known: a cache that must ask its origin first
+# takes seconds. At most the first few connections are hedged by it, a chunk each.
 FIRST_HEDGE_S = 3.0
-AVOID_S = 20.0  # so long a block waits for another source than those that it should avoid
-STEAL_S = 1.0  # near the end: what takes longer than this is shared with an idle connection
+AVOID_S = 20.0  # how long a block waits for a source other than those that it should avoid
+STEAL_S = 1.0  # near the end: a block that takes longer is split with an idle connection
 # Beyond this the CPU is the limit and not the network: measured on loopback, 2 or 3 connections
 # moved 1.0 GB/s where 8 moved 0.8. A slower network never comes near it and gets all connections.
 FULL_BYTES_PER_S = 600e6
@@ -25,18 +25,18 @@ START_CONNECTIONS = 4  # until the first block tells how fast the network is
 
 
 class Dealer:
-    """The leases that are out, and the rules by which new ones are given; under the lock."""
+    """The running leases, and the rules for new ones; the caller holds the lock."""
 
     def __init__(self, blocks: BlockMap, sources: Sources, options: Options) -> None:
         self.out: set[Lease] = set()
         self.num_hedges = self.num_steals = 0
-        self.needs_company = False  # a block is silent or wrong, and nobody else is there for it
+        self.needs_company = False  # a block is silent or wrong, and no other source can take it
         self._put_off: list[Lease] = []  # what could not be placed at the last look
         self._blocks, self._sources, self._options = blocks, sources, options
 
     @property
     def num_silent(self) -> int:
-        """Connections that hold a thread but bring nothing."""
+        """Connections that occupy a thread but receive nothing."""
         return sum(lease.stall_counted for lease in self.out)
 
     def deal(self, now: float) -> Lease | None:
@@ -49,7 +49,7 @@ class Dealer:
         return lease
 
     def watch(self, now: float) -> bool:
-        """Hedges silent leases to other sources, cuts those that stay silent; True if any was."""
+        """Hedges silent leases at other sources, cuts those that stay silent; True if it did."""
         self.needs_company = any(self._lacks_source(lease, now) for lease in self._put_off)
         silent = [lease for lease in self.out if self._watch_one(lease, now)]
         return bool(silent)
@@ -73,7 +73,7 @@ class Dealer:
         return False
 
     def _wants_hedge(self, lease: Lease, idle_s: float, now: float) -> bool:
-        """Silent for max(1 s, 3 x the median block time), and another source is there."""
+        """Silent for max(1 s, 3 x the median block time), while another source is available."""
         assert lease.source is not None
         median_s = self._blocks.median_block_s()
         if idle_s < (FIRST_HEDGE_S if median_s is None else max(HEDGE_S, 3 * median_s)):
@@ -88,7 +88,7 @@ class Dealer:
             self._sources.stalled(source, now)
 
     def _wanted_connections(self) -> int:
-        """All that were asked for, or as few as a very fast network needs; few to begin with."""
+        """The number asked for, or fewer on a very fast network; few to begin with."""
         rates = [source.rate for source in self._sources.usable if source.rate]
         if not rates:
             return min(self._options.connections, START_CONNECTIONS)
@@ -117,7 +117,7 @@ class Dealer:
     ) -> bool:
         """Whether there is a source for a waiting lease, which `picks` then holds for its avoid."""
         if lease.put_off_at is not None and now - lease.put_off_at >= AVOID_S:
-            lease.avoid = frozenset()  # rather a suspect than nobody
+            lease.avoid = frozenset()  # a suspect source is better than none
         if lease.avoid not in picks:
             picks[lease.avoid] = self._pick(now, lease.avoid)
         if picks[lease.avoid] is not None:
@@ -138,7 +138,7 @@ class Dealer:
         return now - lease.put_off_at >= HEDGE_S or lease.avoid.issuperset(self._sources.usable)
 
     def _steal(self, now: float) -> Lease | None:
-        """Near the end: half of what a slow connection still has to do."""
+        """Near the end: half of the rest of a slow lease, for an idle connection."""
         best, best_s = None, STEAL_S
         for lease in self.out:
             done = (lease.position - lease.first) * CHUNK + lease.partial

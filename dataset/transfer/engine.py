@@ -1,4 +1,4 @@
-"""The block engine: many connections, several caches, one file, never a wrong byte in it."""
+"""The block engine: fetches one file over many connections from several caches, and checks it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from dataset.transfer.blocks import Lease
-from dataset.federation.connection import NETWORK_ERRORS, explain
-from dataset.transfer.dealing import Dealer
-from dataset.federation.pelican import Verdict
-from dataset.transfer.journal import CHUNK
+from dataset.federation.connection import NETWORK_ERRORS
 from dataset.federation.lookup import Lookup
-from dataset.transfer.receive import OtherSize, OtherVersion, Receiver, StatusError
-from dataset.federation.sources import Source
+from dataset.federation.pelican import Verdict
+from dataset.federation.sources import Fault, Problem, Refusal, Source, Sources
+from dataset.transfer.blocks import Lease
+from dataset.transfer.dealing import Dealer
+from dataset.transfer.journal import CHUNK
+from dataset.transfer.receive import OtherSize, OtherVersion, Receiver, read_problem
 from dataset.transfer.store import ChunkStore, DiskError
 from dataset.transfer.verify import compute_all
 
@@ -29,18 +29,18 @@ BEHIND_NICENESS = 10
 
 
 class ObjectChanged(Exception):
-    """The object at the sources is not the one that the partial file began with."""
+    """The object at the sources is no longer the one that the partial file holds."""
 
 
 class OtherSizes(ObjectChanged):
-    """No source is left, and at least one speaks of another size."""
+    """No source is left, and at least one reports another size."""
 
 
 class Transfer:
-    """Fetches what is missing in `store`; `run` returns when all of it is there and checked.
+    """Fetches what is missing in `store`; `run` returns when all has arrived and is checked.
 
-    One lock (the look-up's) guards the books: blocks, sources, leases. Bytes are received,
-    summed and written outside of it by up to `connections` threads; the caller's thread supervises.
+    One lock (the look-up's) guards blocks, sources and leases. Up to `connections` threads receive,
+    sum and write bytes without holding it; the caller's thread supervises.
     """
 
     def __init__(self, lookup: Lookup, store: ChunkStore) -> None:
@@ -72,7 +72,7 @@ class Transfer:
                 self._wake.wait(TICK_S)
         finally:
             self._stop()
-        if self.store.disk_error is not None:  # of a sync that was under way when all was here
+        if self.store.disk_error is not None:  # of a sync that was running when all had arrived
             raise self.store.disk_error
 
     @property
@@ -136,7 +136,7 @@ class Transfer:
         is_stuck = needs_company or all(source.failures for source in usable)
         if is_stuck and self.lookup.is_due(now):
             threading.Thread(target=self._look_up, args=(needs_company,), daemon=True).start()
-        if not usable and any("another size" in s.refused for s in self.sources.all):
+        if not usable and _has_other_size(self.sources):
             raise OtherSizes(self.lookup.describe_problems())
         self.lookup.check_patience(now, self._last_progress)
         if self.store.unsynced_bytes >= SYNC_BYTES and not self._syncing:
@@ -144,7 +144,7 @@ class Transfer:
             threading.Thread(target=self._sync, daemon=True).start()
 
     def _start_threads(self) -> None:
-        """One thread a connection, and one more for every connection that fell silent."""
+        """One thread per connection, and one more for every connection that fell silent."""
         while self._num_threads < self.options.connections + self._dealer.num_silent:
             self._num_threads += 1
             threading.Thread(target=self._work, name="fetch", daemon=True).start()
@@ -190,7 +190,7 @@ class Transfer:
         with self._changed:
             while not self._stopping and not self.blocks.is_complete:
                 if len(self._dealer.out) - self._dealer.num_silent >= self.options.connections:
-                    return None  # a silent connection woke up: this thread is one too many
+                    return None  # a silent connection delivers again: this thread is one too many
                 lease = self._dealer.deal(time.monotonic())
                 if lease is not None:
                     return lease
@@ -198,26 +198,25 @@ class Transfer:
             return None
 
     def _serve(self, lease: Lease, buffer: memoryview) -> None:
-        """Receives a lease and books how it went."""
-        source, problem, retry_after_s = lease.source, "", 0.0
+        """Receives a lease and records the result."""
+        source, problem = lease.source, None
         assert source is not None
         try:
             self._receiver.receive(lease, buffer)
-        except StatusError as error:
-            problem, retry_after_s = str(error.status), error.retry_after_s
         except OtherSize as error:
-            problem = source.refused = f"has an object of another size ({error})"
+            source.refused = Refusal(Fault.OTHER_SIZE, f"({error})")
+            problem = Problem(str(source.refused))
         except OtherVersion as error:
             raise ObjectChanged(f"{source.label}: {error}") from None
         except NETWORK_ERRORS as error:
             if getattr(error, "filename", None) is not None:
                 raise  # a local file, not the network
-            problem = explain(error)
+            problem = read_problem(error)
         with self._changed:
-            self._settle(lease, source, problem, retry_after_s)
+            self._settle(lease, source, problem or Problem("ended early"))
             self._changed.notify_all()
 
-    def _settle(self, lease: Lease, source: Source, problem: str, retry_after_s: float) -> None:
+    def _settle(self, lease: Lease, source: Source, problem: Problem) -> None:
         now = time.monotonic()
         self._dealer.out.discard(lease)
         source.active -= 1
@@ -235,10 +234,10 @@ class Transfer:
             return
         self.blocks.give_back(lease)
         if not lease.cancelled:
-            self.lookup.tell(source.label, problem or "ended early")
+            self.lookup.tell(source.label, problem.text)
             has_delivered = lease.position > lease.first
-            self.sources.failed(source, now, problem, retry_after_s, has_delivered)
-        if problem in ("401", "403"):
+            self.sources.failed(source, now, problem, has_delivered)
+        if problem.is_denied:
             self.lookup.reread_token()
 
     def _take_in(self, lease: Lease, view: memoryview, seconds: float) -> None:
@@ -268,6 +267,11 @@ class Transfer:
             if self.blocks.is_complete:
                 self._wake.set()
                 self._changed.notify_all()
+
+
+def _has_other_size(sources: Sources) -> bool:
+    refusals = [source.refused for source in sources.all if source.refused is not None]
+    return any(refusal.fault is Fault.OTHER_SIZE for refusal in refusals)
 
 
 def _lower_priority() -> int:

@@ -1,4 +1,4 @@
-"""The journal beside a partial file: which MiB have arrived, their checksums, and from where."""
+"""The journal beside a partial file: which MiB have arrived, their checksums and sources."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dataset.checksum import parse_given
-from dataset.transfer.own_files import open_own
+from dataset.durable import write_all
 from dataset.own_names import NEW, doubted_path
+from dataset.transfer.own_files import open_own
 from dataset.untrusted import check_count, check_text, parse_json
 
-CHUNK = 1 << 20  # the step of progress: what a kill can cost a connection
+CHUNK = 1 << 20  # the unit of progress: the most that a kill can cost a connection
 FORMAT = 1
 MAX_SOURCES = 1000  # that a journal names; ours have a dozen
 MAX_SUM = 0xFFFFFFFF
@@ -34,8 +35,8 @@ class Progress:
     sources: list[str] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
-    # Whether this process has read the chunks and found them right: else they are only claimed to
-    # be in the file, and whoever uses them reads them first (ChunkStore.settle_claim).
+    # Whether this process has read the chunks and found them right. If not, the journal only
+    # claims that they are in the file, and they are read before use (ChunkStore.settle_claim).
     were_read: bool = field(default=False, compare=False)
 
 
@@ -48,7 +49,7 @@ def chunk_length(chunk: int, size: int) -> int:
 
 
 def read_boot_id() -> str:
-    """What changes with every boot of the machine, so that it tells a crash from a kill."""
+    """An id that changes with every boot: it distinguishes a crash of the machine from a kill."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -56,10 +57,10 @@ def read_boot_id() -> str:
 
 
 class Journal:
-    """Appends one line per event; every line is one write, after the bytes that it vouches for.
+    """Appends one line per event, in one write, after the bytes that the line is about.
 
-    The kernel keeps both writes in this order through a kill -9. A power cut may lose or mix
-    them, which the boot id of the head tells: the chunks are then read and checked again.
+    A kill -9 cannot change the order of the two writes. A power cut can, or lose one: the boot id
+    in the first line shows that, and the chunks are then read and checked again.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -68,7 +69,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, progress: Progress) -> Journal:
-        """A new journal that holds what `progress` knows, under its name only when it is whole."""
+        """A new journal with the content of `progress`, renamed into place when complete."""
         new = path.with_name(path.name + NEW)
         fd = open_own(new, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(fd, 0)
@@ -77,36 +78,36 @@ class Journal:
         lines += [["digest", kind, value] for kind, value in progress.digests.items()]
         lines += [["etag", place, value] for place, value in progress.etags.items()]
         lines += [["ok", n, s, *values] for n, (s, values) in sorted(progress.chunks.items())]
-        _write(fd, b"".join(_line(line) for line in lines))
+        write_all(fd, b"".join(_line(line) for line in lines))
         os.fsync(fd)
         new.replace(path)
         doubted_path(path).unlink(missing_ok=True)  # an older one: its chunks were checked
         return cls(path, fd)
 
     def add_source(self, name: str) -> None:
-        _write(self._fd, _line(["source", name]))
+        write_all(self._fd, _line(["source", name]))
 
     def add_digest(self, kind: str, value: str) -> None:
         if self._fd < 0:
             return  # the answer came when the transfer was over
-        _write(self._fd, _line(["digest", kind, value]))
+        write_all(self._fd, _line(["digest", kind, value]))
 
     def add_etag(self, place: str, value: str) -> None:
-        _write(self._fd, _line(["etag", place, value]))
+        write_all(self._fd, _line(["etag", place, value]))
 
     def add_chunk(self, chunk: int, source: int, checksums: Sequence[int]) -> None:
         """The bytes of the chunk are in the file: written before this call."""
-        _write(self._fd, _line(["ok", chunk, source, *checksums]))
+        write_all(self._fd, _line(["ok", chunk, source, *checksums]))
 
     def drop_chunks(self, first: int, end: int) -> None:
-        """These chunks are to be fetched again: said before their bytes are overwritten."""
-        _write(self._fd, _line(["no", first, end]))
+        """Notes that chunks are fetched again, before their bytes are overwritten."""
+        write_all(self._fd, _line(["no", first, end]))
 
     def doubt(self) -> None:
-        """After an error of the disk: the next start reads all that is vouched for again.
+        """After a disk error: makes the next start read all recorded chunks again.
 
-        The kernel reports a page that it could not write once, to us; the next start would hear
-        nothing of it. Another name needs no space, which a line or a field may lack by now.
+        The kernel reports a page that it could not write only once, to this process. Renaming the
+        journal tells the next start, and needs no free space as another line would.
         """
         try:
             self.path.replace(doubted_path(self.path))
@@ -114,7 +115,7 @@ class Journal:
             return  # by another thread, a moment ago
         except OSError:
             with suppress(OSError):
-                os.ftruncate(self._fd, 0)  # then it vouches for nothing
+                os.ftruncate(self._fd, 0)  # then there is nothing to doubt
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
@@ -139,15 +140,10 @@ def _line(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-def _write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
-
-
 def read_journal(path: Path) -> Progress | None:
-    """What the journal holds, without torn lines; None when there is none that can be used.
+    """The content of the journal, without torn lines; None when there is no usable one.
 
-    A doubted one comes first and counts as one of another boot, so that its chunks are read again.
+    A doubted one comes first and counts as of another boot, so that its chunks are read again.
     """
     is_doubted = doubted_path(path).exists()
     chosen = doubted_path(path) if is_doubted else path
@@ -180,7 +176,7 @@ def _read_head(line: bytes) -> Progress | None:
 
 
 def _apply(progress: Progress, event: list[Any]) -> None:
-    """Takes in one line; ValueError and its like when it is none of ours or does not fit."""
+    """Applies one line; raises ValueError or the like if it is not ours or does not fit."""
     if event[0] == "ok":
         chunk = check_count(event[1], num_chunks(progress.size) - 1)
         source = check_count(event[2], MAX_SOURCES)
@@ -199,7 +195,7 @@ def _apply(progress: Progress, event: list[Any]) -> None:
 
 
 def _drop(chunks: dict[int, Any], first: int, end: int) -> None:
-    """Forgets the chunks [first, end), in the time of what is there and not of a wide range."""
+    """Forgets the chunks [first, end); takes time for those present, however wide the range."""
     known = range(first, end) if end - first <= len(chunks) else list(chunks)
     for chunk in known:
         if first <= chunk < end:

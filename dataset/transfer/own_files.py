@@ -1,22 +1,22 @@
-"""Our own files in a folder, opened so that no file of the user and no other process suffers."""
+"""Opens our own files in a folder without harm to a user's files or to other processes."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from pathlib import Path
 
+from dataset.durable import lock_file
 from dataset.errors import PassingError, UserError
 
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO)  # a link where none is followed; a socket
 
 
 def open_own(path: Path, flags: int = os.O_RDWR) -> int:
-    """The descriptor of a regular file of ours, made if there is none, and never emptied here.
+    """The descriptor of a regular file of ours, created if missing, never truncated here.
 
-    A link is not followed: what it leads to is somebody else's. A pipe would block.
+    Links are not followed: what they lead to is not ours. A pipe would block.
     """
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -31,36 +31,21 @@ def open_own(path: Path, flags: int = os.O_RDWR) -> int:
 
 
 def hold_part(part: Path) -> int:
-    """The descriptor of a partial file that no other process writes while it is open.
+    """The descriptor of a partial file, locked against other processes while it is open.
 
-    The lock of the folder does not suffice: OUT/sub/x is reached with --out OUT and --out OUT/sub.
+    The folder's lock is not enough: OUT/sub/x can be reached with --out OUT and --out OUT/sub.
     """
-    while True:
-        fd = open_own(part)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise PassingError(f"{part} is being written by another process; try again") from None
-        except OSError:
-            return fd  # a file system without locks; the folder's lock has said so
-        if _is_at(fd, part):
-            return fd
-        os.close(fd)  # it got its final name a moment ago
+    try:
+        return lock_file(part, open_own)[0]  # without locks: the folder's lock has logged that
+    except BlockingIOError:
+        raise PassingError(f"{part} is being written by another process; try again") from None
 
 
 def check_absent(path: Path) -> None:
-    """Raises unless the final name of a whole file is free, also of a link that leads nowhere."""
+    """Raises if something has the final name of a complete file, even a broken link."""
     if os.path.lexists(path):
         raise UserError(f"{path} appeared during the transfer; move it away and start again")
 
 
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
 def _refuse(path: Path) -> UserError:
-    return UserError(f"{path} is in the way: it is no regular file; move it away")
+    return UserError(f"{path} is in the way: it is not a regular file; move it away")

@@ -1,4 +1,4 @@
-"""The partial file and what its journal still vouches for, at the start of a fetch."""
+"""The partial file of an earlier start, and how much of it can be used."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dataset.transfer.journal import (
-    CHUNK,
-    Progress,
-    chunk_length,
-    read_boot_id,
-    read_journal,
-)
-from dataset.transfer.own_files import hold_part
 from dataset.own_names import doubted_path, journal_path, older_path, part_path
+from dataset.transfer.journal import CHUNK, Progress, chunk_length, read_boot_id, read_journal
+from dataset.transfer.own_files import hold_part
 from dataset.transfer.verify import compute_all
 
 Say = Callable[[str], None]
@@ -23,17 +17,17 @@ MAX_OLDER_BYTES = 255
 
 
 def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say) -> Progress:
-    """What an earlier start left that can be used; all of it missing when there is nothing.
+    """What an earlier start left that can be used; with nothing left, all chunks are missing.
 
-    After a kill the chunks are only claimed to be here: the transfer reads them while it fetches
-    the others. After a reboot or an error of the disk they are read here, from the disk itself.
+    After a kill the journal's chunks are taken as claims: the transfer reads them while it fetches
+    the others. After a reboot or a disk error they are read here, from the disk itself.
     """
     fresh = Progress(identity, size, tuple(kinds), read_boot_id())
     part, found = part_path(path), read_journal(journal_path(path))
     if found is None or not part.is_file():
         return fresh
     if found.identity != identity:
-        say(f"{part.name} is of {found.identity}; starting over")
+        say(f"{part.name} belongs to {found.identity}; starting over")
         return fresh
     if found.size != size:
         say(f"the object had {found.size} bytes and has {size} now; starting over")
@@ -45,17 +39,17 @@ def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say)
     if not was_killed_only or found.kinds != fresh.kinds:
         num_before = len(found.chunks)
         found = _check_again(part, found, fresh, was_killed_only)
-        say(f"checked {num_before} MiB of an earlier start again, {len(found.chunks)} are right")
+        say(f"checked {num_before} MiB of an earlier start: {len(found.chunks)} MiB are right")
     elif found.chunks:
-        say(f"{len(found.chunks)} MiB are here from an earlier start")
+        say(f"an earlier start left {len(found.chunks)} MiB")
     return found
 
 
 def _check_again(part: Path, found: Progress, fresh: Progress, is_sure: bool) -> Progress:
-    """Reads every journalled chunk; those whose bytes fit stay, with the checksums wanted now.
+    """Reads every journalled chunk; keeps those with the right bytes, with the new checksums.
 
-    A checksum that cannot be computed here (no crc32c package) counts as right only when the
-    machine ran all the time.
+    A checksum that cannot be computed here (no crc32c package) counts as right only if the
+    machine was not rebooted.
     """
     checked = Progress(fresh.identity, fresh.size, fresh.kinds, fresh.boot_id, were_read=True)
     checked.sources, checked.digests, checked.etags = found.sources, found.digests, found.etags
@@ -74,18 +68,19 @@ def _check_again(part: Path, found: Progress, fresh: Progress, is_sure: bool) ->
 
 
 def _forget_pages(fd: int) -> None:
-    """Lets what follows be read from the disk: a page that could not be written stays in memory.
+    """Drops cached pages, so that later reads come from the disk.
 
-    Pages that are still to be written are sent out first; if that fails, the reading tells.
+    A page that could not be written stays in memory and would look right. Pages that are still to
+    be written are written first; if that fails, the reads will show it.
     """
     with suppress(OSError):
         os.fdatasync(fd)
-    with suppress(OSError):  # no promise, and not every file system does it
+    with suppress(OSError):  # only a hint, which not every file system follows
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_chunk(fd: int, view: memoryview, offset: int) -> bool:
-    """Whether all bytes of a chunk could be read; where the disk fails, they are fetched again."""
+    """Whether all bytes of a chunk could be read; if not, it is fetched again."""
     try:
         return os.preadv(fd, [view], offset) == len(view)
     except OSError:
@@ -102,7 +97,7 @@ def _try_compute(kinds: Sequence[str], view: memoryview) -> tuple[int, ...] | No
 
 @contextmanager
 def holding_part(path: Path) -> Iterator[int]:
-    """The descriptor of the partial file, which no other process writes meanwhile."""
+    """The descriptor of the partial file, locked against other processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = hold_part(part_path(path))
     try:
@@ -112,9 +107,9 @@ def holding_part(path: Path) -> Iterator[int]:
 
 
 def adopt_older(path: Path, identity: str, is_object: Callable[[Path], bool]) -> None:
-    """Gives what an earlier version left of this object the names of today.
+    """Renames the files that an earlier version left of this object to today's names.
 
-    A NAME.part that no journal of ours speaks for is somebody else's, and stays.
+    A NAME.part without a journal of ours is not ours, and stays.
     """
     journal = journal_path(path)
     names = (part_path(path), doubted_path(journal), journal)  # a kill between two does no harm
@@ -130,7 +125,7 @@ def adopt_older(path: Path, identity: str, is_object: Callable[[Path], bool]) ->
 
 
 def discard(path: Path) -> None:
-    """Removes the partial file; its journals first, so that it never vouches for other bytes."""
+    """Removes the partial file; its journals first, so that they never describe other bytes."""
     journal = journal_path(path)
     for leftover in (doubted_path(journal), journal, part_path(path)):
         if leftover.exists():  # a read-only folder with a finished file must do

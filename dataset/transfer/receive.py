@@ -1,35 +1,34 @@
-"""One range of an object over one connection: asked, checked, handed on chunk by chunk."""
+"""One range of an object over one connection: requested, checked, passed on chunk by chunk."""
 
 from __future__ import annotations
 
-import email.utils
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from dataset.transfer.blocks import Lease, Waste
 from dataset.federation.connection import (
     MAX_REDIRECTS,
     REDIRECTS,
     Answer,
     Connection,
     Pool,
+    explain,
     redirect_target,
 )
-from dataset.federation.framing import ProtocolError
-from dataset.transfer.journal import CHUNK, chunk_length
+from dataset.federation.framing import ProtocolError, read_retry_after
 from dataset.federation.lookup import Lookup
+from dataset.federation.sources import Problem, Source
 from dataset.redaction import redact
-from dataset.federation.sources import Source
 from dataset.spelling import decode
+from dataset.transfer.blocks import Lease, Waste
+from dataset.transfer.journal import CHUNK, chunk_length
 from dataset.untrusted import parse_count, shorten
 
-MAX_DATE_CHARS = 64
-PROGRESS_BYTES = 16 << 10  # less than this within the stall time is a drip, not progress
+PROGRESS_BYTES = 16 << 10  # less than this within the stall time counts as a stall
 
 
 class StatusError(OSError):
@@ -51,6 +50,13 @@ class OtherSize(OSError):
 
 class OtherVersion(OSError):
     """The ETag of the object changed at one server while we were reading it."""
+
+
+def read_problem(error: BaseException) -> Problem:
+    """How a request failed, from one of NETWORK_ERRORS."""
+    if isinstance(error, StatusError):
+        return Problem(str(error.status), error.status, error.retry_after_s)
+    return Problem(explain(error))
 
 
 class Body(Protocol):
@@ -147,7 +153,7 @@ def parse_content_range(answer: Answer) -> tuple[int | None, int | None, int]:
 
 
 def _own_etag(answer: Answer, source: Source) -> str | None:
-    """The ETag, if it is from the source itself: the mirrors that it leads to have their own."""
+    """The ETag, if it is the source's own: mirrors that it redirects to have others."""
     if urlsplit(answer.url)[:2] != urlsplit(source.url)[:2]:
         return None
     etag = answer.headers.get("etag")
@@ -155,24 +161,9 @@ def _own_etag(answer: Answer, source: Source) -> str | None:
 
 
 def _is_page(answer: Answer) -> bool:
-    """Whether a server shows a page to people where no page was asked for."""
+    """Whether a server answers with an HTML page that was not requested."""
     is_html = answer.headers.get("content-type", "").lower().startswith("text/html")
     return is_html and not urlsplit(answer.url).path.lower().endswith((".html", ".htm"))
-
-
-def read_retry_after(headers: Mapping[str, str], now: float) -> float:
-    """Seconds of a Retry-After header, given as a number or as a date; 0 without one."""
-    text = headers.get("retry-after", "").strip()
-    try:
-        return float(parse_count(text))
-    except ValueError:
-        pass
-    if len(text) > MAX_DATE_CHARS:
-        return 0.0
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
-    except (TypeError, ValueError, IndexError, OverflowError):
-        return 0.0
 
 
 def open_range(
@@ -225,7 +216,7 @@ class Receiver:
         self._waste = waste
 
     def receive(self, lease: Lease, buffer: memoryview) -> None:
-        """Fetches the chunks of a lease until its end, which may come nearer meanwhile."""
+        """Fetches the chunks of a lease up to its end, which may move closer meanwhile."""
         source = lease.source
         assert source is not None
         lease.buffer = buffer
@@ -281,7 +272,7 @@ class Receiver:
     def _read(
         self, lease: Lease, body: Body, view: memoryview, known: int = 0, as_chunk: bool = False
     ) -> int:
-        """Fills the view after its known bytes; less than 16 KiB at a time is no progress."""
+        """Fills the view after its known bytes; less than 16 KiB does not count as progress."""
         filled = counted = known
         while filled < len(view):
             got = body.readinto(view[filled:])

@@ -1,4 +1,4 @@
-"""Chunks into the partial file and its journal, in the order that makes any kill safe."""
+"""Writes chunks to the partial file and its journal, in an order that makes any kill safe."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from dataset.transfer.blocks import ARRIVED, CLAIMED, MISSING, WRITING, BlockMap, Waste
+from dataset.durable import write_at
 from dataset.errors import DataError
+from dataset.federation.sources import Source, Sources
+from dataset.transfer.blocks import ARRIVED, CLAIMED, MISSING, WRITING, BlockMap, Waste
 from dataset.transfer.journal import CHUNK, Journal, Progress, chunk_length
 from dataset.transfer.partial import read_chunk
-from dataset.federation.sources import Source, Sources
 from dataset.transfer.verify import BlockChecks, ChunkSums, compute_all
 
 log = logging.getLogger("trainyard.fetch")
@@ -31,10 +32,10 @@ class DiskError(Exception):
 
 
 class ChunkStore:
-    """The file being filled. Per chunk: claim, write, journal, mark; the claim makes it one writer.
+    """The file being filled. Each chunk is claimed by one writer, written, journalled, marked.
 
-    So at any moment every journalled chunk is in the file, and two connections that race for a
-    chunk (a hedge) cannot mix their bytes or leave one's checksum on the other's data.
+    So every journalled chunk is in the file at any moment, and two connections that race for a
+    chunk (a hedge) cannot mix their bytes or combine one's checksum with the other's data.
     """
 
     def __init__(
@@ -72,9 +73,9 @@ class ChunkStore:
         self._check(range(self.blocks.num_chunks))
 
     def settle_claim(self, chunk: int, buffer: memoryview) -> None:
-        """Reads a chunk that a journal vouches for; unless its bytes are right it is missing.
+        """Reads a chunk that a journal lists; marks it as missing unless its bytes are right.
 
-        No digest is ever made from the words of a journal: another process may have touched the
+        No digest is ever computed from a journal alone: another process may have changed the
         file since, and a line may be damaged.
         """
         view = buffer[: chunk_length(chunk, self.blocks.size)]
@@ -93,11 +94,11 @@ class ChunkStore:
                 self.blocks.drop(chunk, chunk + 1, frozenset())
 
     def end_claims(self) -> None:
-        """All that an earlier start left was read."""
+        """Called when all that an earlier start left has been read."""
         self.claimed = ()
         if self._num_lost:
             self._say(
-                f"damaged on the disk: {self._num_lost} MiB of an earlier start; fetched again"
+                f"damaged on the disk: {self._num_lost} MiB of an earlier start; fetching it again"
             )
 
     def sender(self, chunk: int) -> str:
@@ -118,7 +119,7 @@ class ChunkStore:
         on_claim: Callable[[], None] = lambda: None,
         helper: Source | None = None,
     ) -> bool:
-        """Takes in a received chunk; False when another connection was faster.
+        """Stores a received chunk; False when another connection was faster.
 
         `helper` is the source of its first bytes, if that was another one.
         """
@@ -154,7 +155,7 @@ class ChunkStore:
         return True
 
     def replace(self, chunk: int, source: Source, view: memoryview, values: Sequence[int]) -> None:
-        """Puts other bytes in the place of a chunk that is there (it turned out wrong)."""
+        """Replaces the bytes of a chunk that turned out wrong."""
         with self._lock:
             self._unvouch(chunk, chunk + 1)
             self.blocks.drop(chunk, chunk + 1, frozenset())
@@ -164,7 +165,7 @@ class ChunkStore:
         self.write(chunk, source, view, values)
 
     def drop_from(self, names: Collection[str]) -> int:
-        """Makes all that came from these senders missing again; returns its bytes."""
+        """Marks all chunks from these senders as missing; returns the number of bytes."""
         num_bytes = end = 0
         with self._lock:
             senders = [{self.sender(n), self._helped.get(n)} for n in range(self.blocks.num_chunks)]
@@ -190,7 +191,7 @@ class ChunkStore:
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
-        """Around every touch of the disk: its error is a DiskError, and the journal is doubted."""
+        """Around every disk access: turns an OSError into a DiskError and doubts the journal."""
         try:
             yield
         except OSError as error:
@@ -235,7 +236,7 @@ class ChunkStore:
                 self._refetch(block, members, self.checks.where)
 
     def _refetch(self, block: int, members: range, where: str) -> None:
-        """A block with wrong bytes: said, counted, fetched again elsewhere."""
+        """Logs and counts a block with wrong bytes, to fetch it again elsewhere."""
         start, end = members.start * CHUNK, min(members.stop * CHUNK, self.blocks.size)
         names = {self.sender(chunk) for chunk in members}
         names |= {self._helped.pop(chunk) for chunk in members if chunk in self._helped}
@@ -249,7 +250,7 @@ class ChunkStore:
                 f"{text} differ from {where}, as they did from every source tried before; "
                 "is the index for this object? Remove it or make it again"
             )
-        self._say(f"{text} are wrong by {where}; they are fetched again elsewhere")
+        self._say(f"{text} are wrong according to {where}; fetching them again elsewhere")
         self.waste.wrong += end - start
         for source in guilty:
             self._sources.sent_wrong_block(source, is_alone=len(names) == 1)
@@ -260,13 +261,6 @@ class ChunkStore:
         self.blocks.drop(members.start, members.stop, avoid)
 
     def _is_hopeless(self, num_wrong: int, proven: set[Source]) -> bool:
-        """Whether every source that there is, the origin included, has sent a block wrong."""
+        """Whether every source, including the origin, has sent a wrong copy of a block."""
         all_wrong = self._sources.are_all and proven.issuperset(self._sources.usable)
         return num_wrong >= (MIN_BLOCK_TRIES if all_wrong else MAX_BLOCK_TRIES)
-
-
-def write_at(fd: int, view: memoryview, offset: int) -> None:
-    """All bytes of the view at the offset."""
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written

@@ -1,4 +1,4 @@
-"""Is it the right file: block checksums of TAR.index, hashes that follow what arrives."""
+"""Verifies a file: by the block checksums of TAR.index, and by hashes of what arrives."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ from dataset import checksum
 from dataset.transfer.journal import CHUNK, chunk_length, num_chunks
 
 
+class NoChecks(Exception):
+    """An index without block checksums for this object."""
+
+
+class NoIndex(NoChecks):
+    """There is no index at all."""
+
+
+class OtherTar(NoChecks):
+    """The index is that of an archive of another size."""
+
+
 @dataclass(frozen=True)
 class BlockChecks:
     """The crc32c of every block of the object, from an index made with --checksums."""
@@ -33,26 +45,31 @@ class BlockChecks:
         return range(block * per_block, min((block + 1) * per_block, num_chunks))
 
 
-def read_block_checks(index: Path, size: int) -> tuple[BlockChecks | None, str]:
-    """(the checks of an index, why there are none); reads the .npz without numpy."""
+def read_block_checks(index: Path, size: int) -> BlockChecks:
+    """The checks of an index; NoChecks says why there are none. Reads the .npz without numpy."""
     if not index.is_file():
-        return None, "no index"
+        raise NoIndex(f"no file {index.name}")
     try:
         with zipfile.ZipFile(index) as archive:
             if "block_crc32c.npy" not in archive.namelist():
-                return None, f"{index.name} has no block checksums"
+                raise NoChecks(f"{index.name} has no block checksums")
             block_size = _read_npy(archive.open("block_size.npy"), 1)[0]
             tar_size = _read_npy(archive.open("tar_size.npy"), 1)[0]
             values = _read_npy(archive.open("block_crc32c.npy"), num_chunks(size))
-    except Exception as error:  # zipfile, zlib and struct have many kinds for a stranger's file
-        return None, f"{index.name} cannot be read ({str(error) or type(error).__name__})"
+    except NoChecks:
+        raise
+    except Exception as error:  # zipfile, zlib and struct raise many kinds of error
+        reason = str(error) or type(error).__name__
+        raise NoChecks(f"{index.name} cannot be read ({reason})") from None
     if tar_size != size:
-        return None, f"{index.name} is for {tar_size} bytes, the object has {size}"
+        raise OtherTar(f"{index.name} is for {tar_size} bytes, the object has {size}")
     if block_size <= 0 or block_size % CHUNK or len(values) != -(-size // block_size):
-        return None, f"{index.name} has blocks of {block_size} bytes, not of whole MiB"
+        raise NoChecks(f"{index.name} has blocks of {block_size} bytes, not of whole MiB")
     if not checksum.HAS_CRC32C:
-        return None, f"{index.name} has crc32c checksums, but the crc32c package is not installed"
-    return BlockChecks(block_size, values, index.name), ""
+        raise NoChecks(
+            f"{index.name} has crc32c checksums, but the crc32c package is not installed"
+        )
+    return BlockChecks(block_size, values, index.name)
 
 
 _ARRAY_CODES = {b"<u4": "I", b"<u8": "Q", b"<i8": "q", b"<i4": "i", b"|u1": "B"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from report.grid.report import eventlog as log
+from report.grid import eventlog as log
 from report.grid.eventlog import Event, JobId
 from report.grid.jobs import (
     HELD,
@@ -75,7 +75,7 @@ class _Builder:
         self._change(outcome=outcome, detail=detail, exit_code=code, end_s=event.time_s)
 
     def evicted(self, event: Event) -> None:
-        """004: thrown out of the slot, or (requeued) an exit that is tried again."""
+        """004: evicted from the slot, or (requeued) an exit that is tried again."""
         requeued = bool(event.fields.get("TerminatedAndRequeued"))
         self._leave("requeued" if requeued else "evicted", event)
         if requeued:

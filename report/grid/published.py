@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataset.errors import UserError
@@ -21,6 +21,7 @@ from report.grid.rows import GridJob
 from report.grid.totals import Figure
 from report.record_shape import shorten, to_number
 from report.runs import read_csv
+from report.sources import cite
 
 # The study's words for an end: our outcome, where the job was, and why.
 _OUTCOMES = {
@@ -61,7 +62,11 @@ def is_study_table(path: Path) -> bool:
 def read_study(path: Path) -> list[GridJob]:
     """The jobs of one of the study's tables, in its order."""
     rows = read_csv(path, _COLUMNS)
-    return [_read_row(path, order, row) for order, (_, row) in enumerate(rows)]
+    citation = cite(path)
+    return [
+        replace(_read_row(path, order, row), citation=citation)
+        for order, (_, row) in enumerate(rows)
+    ]
 
 
 def _read_row(path: Path, order: int, row: Mapping[str, str]) -> GridJob:

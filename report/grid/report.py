@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from report.grid.jobs import HELD, NOT_OVER, UNCHECKED
+from report.grid.published import Comparison
 from report.grid.rows import GridJob
 from report.grid.totals import Figure, compute_totals, get_useful_s, mean, median
-from report.grid.published import Comparison
 from report.words import count
 
 
@@ -68,6 +68,7 @@ def make_report(
             f"{count(unchecked, 'job')} ended with exit 0 without a run.json to check: counted as "
             "successful, but the output is unchecked.",
         ]
+    remarks = [*remarks, *dict.fromkeys(job.citation for job in jobs if job.citation)]
     return GridReport(
         title,
         tuple(jobs),

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from dataset.errors import CommandError
 from report.grid.eventlog import JobId
-from report.grid.jobs import SUCCESS, UNCHECKED, WRONG_OUTPUT, Activation, JobHistory, Transfer
+from report.grid.jobs import (
+    SUCCESS,
+    UNCHECKED,
+    WRONG_OUTPUT,
+    Activation,
+    JobHistory,
+    Transfer,
+)
 from report.record_shape import shape_record, to_number, to_positive
 from train.records.record import STAGES_FILE, Record, find_runs, read_lines, read_run
 
@@ -44,6 +51,7 @@ class GridJob:
     num_disconnects: int = 0
     holds: tuple[str, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    citation: str = ""  # who published the table that it is a row of
 
     @property
     def succeeded(self) -> bool:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from report.grid.eventlog import EventLog
-from report.grid.report import GridReport
 from report.grid.jobs import HELD, OUTCOMES
+from report.grid.report import GridReport
 from report.grid.rows import GridJob
 from report.grid.totals import Figure
 from report.table import Cell, Column, Table, Value
@@ -16,8 +16,9 @@ from report.words import choose_unit, count
 
 SITE_NOTE = (
     "compute: successful jobs that ended at the site; transfers: every input transfer that "
-    "succeeded there, the first one against the later ones (the first fills the site's cache)"
+    "succeeded there, the first one against the later ones"
 )
+_NO_COLUMN = ("transfers", "citation")
 STALL_NOTE = (
     "stalled: ended by HTCondor's transfer watchdog; an attempt succeeds only if 001 follows"
 )
@@ -202,7 +203,7 @@ def make_job_table(report: GridReport) -> Table:
 
 
 def _job_record(job: GridJob) -> dict[str, Value]:
-    names = [field.name for field in dataclasses.fields(job) if field.name != "transfers"]
+    names = [field.name for field in dataclasses.fields(job) if field.name not in _NO_COLUMN]
     return {name: _join(getattr(job, name)) for name in names}
 
 

@@ -6,7 +6,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from report.grid.jobs import HELD, NOT_OVER, PREEMPTED_COMPUTE, PREEMPTED_TRANSFER, WRONG_OUTPUT
+from report.grid.jobs import (
+    HELD,
+    NOT_OVER,
+    PREEMPTED_COMPUTE,
+    PREEMPTED_TRANSFER,
+    WRONG_OUTPUT,
+)
 from report.grid.rows import GridJob
 
 
@@ -82,7 +88,7 @@ _SUMS = (
         "useful",
         "successful",
         "Computing for successful jobs",
-        "executing, without output transfers, in-job fetch and what evictions threw away",
+        "executing, without output transfers, in-job fetch and compute lost to evictions",
     ),
     _Sum("transfer", "successful", "Transferring files for successful jobs", _LAST),
     _Sum(

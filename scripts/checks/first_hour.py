@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from train.ranks.comm import Comm
 from train.data.batches import Batch, Images, Item
 from train.data.decode import choose_decoder
+from train.data.loader import load_batches
+from train.data.sampler import BatchPlan
+from train.data.sources import open_dataset
 from train.device import (
     choose_threads,
     identify_gpu,
@@ -23,13 +25,11 @@ from train.device import (
     prefers_channels_last,
     set_up_math,
 )
-from train.ranks.launch import Launch
-from train.data.loader import load_batches
 from train.microbatch import free_memory, is_out_of_memory
 from train.model import build_model
+from train.ranks.comm import Comm
+from train.ranks.launch import Launch
 from train.recipe import resolve_recipe
-from train.data.sampler import BatchPlan
-from train.data.sources import open_dataset
 from train.step import Placement, Trainer
 
 NUM_CLASSES = 1000

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dataset.archive.output_folder import find_unfinished
+from dataset.errors import DataError, UserError
 from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
 from dataset.federation.document import get_document
-from dataset.errors import DataError, UserError
 from dataset.federation.pelican import DISCOVERY_PATH, parse_discovery, parse_target
-from dataset.fetch.folder import Ledger
-from dataset.archive.output_folder import find_unfinished
 from dataset.federation.reach import Reach
+from dataset.fetch.folder import Ledger
+from dataset.names import KAGGLE_ZIP, TRAIN_TAR, VAL_TAR
 from dataset.redaction import redact
 from scripts.checks.surroundings import NOTE, OK, WRONG, Finding, free_bytes, gib
 
@@ -41,22 +42,20 @@ def look_at_data(data: str) -> Finding:
 
 
 def _describe_data(path: Path) -> Finding:
-    # Here and not above: these need numpy, and a doctor must also speak where it is missing.
-    from train.data.sources import TRAIN_TAR, VAL_TAR, ZIP_NAME
-
     if (path / "train").is_dir():
         return _describe_folder(path)
     folder = path if path.is_dir() else path.parent
     tar = folder / TRAIN_TAR if path.is_dir() or path.name == VAL_TAR else path
     if not tar.exists():
         problem = f"{path} holds neither train/ nor {TRAIN_TAR}"
-        if (folder / ZIP_NAME).exists():
-            problem += f"; extract {ZIP_NAME} with scripts/extract_ILSVRC_mp.py"
+        if (folder / KAGGLE_ZIP).exists():
+            problem += f"; extract {KAGGLE_ZIP} with scripts/extract_ILSVRC_mp.py"
         return Finding("data", "unknown", WRONG, f"{problem}; name the folder that has one of them")
     return _describe_tars(tar, folder / VAL_TAR)
 
 
 def _describe_tars(tar: Path, val_tar: Path) -> Finding:
+    # Here and not above: these need numpy, and a doctor must also speak where it is missing.
     from dataset.archive.index import find_index
     from dataset.archive.index_file import load_index
 
@@ -177,16 +176,14 @@ def find_discovery(data: str, federation: str) -> str | None:
 def look_at_federation(discovery: str, timeout_s: float, is_needed: bool) -> Finding:
     """Whether the federation's discovery answers from here."""
     host = urlsplit(discovery).netloc
-    pool = Pool(timeout_s, Reach(discovery))
     try:
-        status, _, body, _ = get_document(pool, discovery + DISCOVERY_PATH, {})
+        with Pool(timeout_s, Reach(discovery)) as pool:
+            status, _, body, _ = get_document(pool, discovery + DISCOVERY_PATH, {})
         if status != 200:
             return unreachable(host, f"it answered {status}", is_needed)
         return Finding("federation", redact(f"{host}: director {parse_discovery(body, host)}"))
     except (*NETWORK_ERRORS, ValueError) as error:
         return unreachable(host, explain(error), is_needed)
-    finally:
-        pool.close()
 
 
 def unreachable(host: str, why: str, is_needed: bool) -> Finding:

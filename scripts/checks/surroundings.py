@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dataset.errors import CommandError, UserError
+from dataset.packages import OLDEST_PYTHON, fix
 from train.ranks.cpu_isa import RISKY_FLAGS, VARIABLE, cpu_flags, find_limit, survives_bf16
 from train.ranks.cpus import allowed_cpus, cgroup_cpus, slot_cpus
 from train.ranks.gpus import explain_no_gpu, given_gpus, require_kernels
@@ -21,13 +22,12 @@ from train.ranks.launch import Launch
 OK, NOTE, WRONG = "ok", "note", "wrong"
 FEW_CPUS = 4
 MIN_SHM_BYTES = 1 << 30  # the workers of a loader hand their batches over in shared memory
-OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 1)
-INSTALL = "pip install -r requirements.txt"
+OLDEST_TORCH = (2, 1)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `problem` says what is wrong with it and how to mend it."""
+    """One thing that was looked at; `problem` says what is wrong with it and how to fix it."""
 
     topic: str
     text: str
@@ -149,9 +149,9 @@ def look_at_packages() -> tuple[list[Finding], ModuleType | None]:
     ]
     errors = [f"{name} ({found})" for name, found in loaded.items() if isinstance(found, Exception)]
     torch = loaded["torch"] if isinstance(loaded["torch"], ModuleType) else None
-    problem = f"cannot import {', '.join(errors)}; {INSTALL}" if errors else ""
+    problem = f"cannot import {', '.join(errors)}; {fix()}" if errors else ""
     if torch and tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
-        problem = f"torch {torch.__version__} is too old; {INSTALL}"
+        problem = f"torch {torch.__version__} is too old; {fix()}"
     text = ", ".join(versions)
     if torch:
         cuda = torch.version.cuda
@@ -160,17 +160,22 @@ def look_at_packages() -> tuple[list[Finding], ModuleType | None]:
     return findings, torch
 
 
-def look_at_gpus(env: Mapping[str, str], torch: ModuleType | None, local_rank: int) -> Finding:
+def look_at_gpus(
+    env: Mapping[str, str], torch: ModuleType | None, local_rank: int, dev: Path = Path("/dev")
+) -> Finding:
     """The GPUs that were given to this process and those that it can use."""
     given = given_gpus(env)
+    num_devices = len(list(dev.glob("nvidia[0-9]*")))
     text = f"given: {', '.join(given) or 'none'}"
     if torch is None:
-        devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
-        return Finding("GPUs", f"{text}; {devices} device files; torch is needed to say more")
+        return Finding("GPUs", f"{text}; {num_devices} device files; torch is needed to say more")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = sorted({torch.cuda.get_device_name(i) for i in range(count)})
     text += f"; usable: {count or 'none'} {', '.join(names)}".rstrip()
     problem = ""
+    if num_devices and count == 0 and not given and "CUDA_VISIBLE_DEVICES" not in env:
+        problem = f"there are GPUs here but torch can use none: {explain_no_gpu(torch)}"
+        return Finding("GPUs", f"{text}; {num_devices} device files", NOTE, problem)
     if given and count == 0:
         problem = f"{given[0]} but torch can use no GPU: {explain_no_gpu(torch)}, or train with "
         problem += "--device cpu"

@@ -1,4 +1,4 @@
-"""The batch of each size of a study, and the groups of batch norm that all sizes can have."""
+"""The batch of each size of a study, and a batch-norm group that all sizes can share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataset.errors import UserError
 
 
 def batch_sizes(gpus: Sequence[int], mode: str, first_batch: int) -> dict[int, int]:
-    """The global batch of each size, from that of the smallest."""
+    """The global batch of each size, given that of the smallest one."""
     smallest = min(gpus)
     batches = {}
     for num_gpus in sorted(gpus):
@@ -17,7 +17,7 @@ def batch_sizes(gpus: Sequence[int], mode: str, first_batch: int) -> dict[int, i
         batch_size = round(first_batch * scale)
         if batch_size % num_gpus or batch_size != first_batch * scale:
             raise UserError(
-                f"a batch of {first_batch} does not divide over {num_gpus} GPUs ({mode} "
+                f"a batch of {first_batch} cannot be split evenly over {num_gpus} GPUs ({mode} "
                 f"scaling from {smallest}); give -b a multiple of {smallest * num_gpus} after --"
             )
         batches[num_gpus] = batch_size
@@ -25,9 +25,10 @@ def batch_sizes(gpus: Sequence[int], mode: str, first_batch: int) -> dict[int, i
 
 
 def microbatch_flags(batches: Mapping[int, int], agreed: int | None) -> list[str]:
-    """What makes batch norm see groups of one size in all rows; `agreed` is the least they found.
+    """Flags that give batch norm groups of the same size in all rows.
 
-    Before that each row looks for what fits, from the largest on that all of them could have.
+    `agreed` is the smallest microbatch that a row found to fit. Until there is one, each row looks
+    for what fits, starting with the largest microbatch that all rows could use.
     """
     if agreed is not None:
         return ["--microbatch", str(agreed)]

@@ -1,4 +1,4 @@
-"""Submits the points of a study through submitit, asks how their jobs are, and ends them."""
+"""Submits the points of a study through submitit, asks for the state of their jobs, ends them."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def make_task(argv: Sequence[str]) -> Callable[[], None]:
     """The function that each rank of a job runs: the trainer, in submitit's own process.
 
     It is a closure, so that it is pickled whole: the job need not find this file. submitit's
-    signal handlers act on rank 0 alone, so they go: SIGTERM ends a rank that still starts, a
-    warning that comes so early waits until the trainer takes it, and from its first step on the
-    trainer handles all signals and owns the requeue.
+    signal handlers act on rank 0 alone, so they are removed. During start-up SIGTERM ends the
+    rank, and SLURM's warning (SIGUSR1) is held back. From the first step on the trainer handles
+    all signals and requeues the job itself.
     """
     root, here, flags = str(ROOT), str(Path.cwd()), list(argv)
 
@@ -78,7 +78,7 @@ def log_folder(folder: Path, point: Point) -> Path:
 
 
 def submit_local(plan: Plan, point: Point, folder: Path) -> submitit.Job[Any]:
-    """Starts a point on this machine; its ranks do not hear the Ctrl-C of this terminal."""
+    """Starts a point on this machine; a Ctrl-C in this terminal does not reach its ranks."""
     executor = submitit.LocalExecutor(log_folder(folder, point))
     executor.update_parameters(
         timeout_min=LOCAL_LIMIT_MIN,
@@ -111,7 +111,7 @@ def _local_gpus(plan: Plan, point: Point) -> dict[str, Any]:
 
 
 def submit_slurm(plan: Plan, points: Sequence[Point], folder: Path) -> list[str]:
-    """The job ids of points of one size: one job, or an array when there are repeats."""
+    """Submits the points of one size, repeats as an array; returns their job ids."""
     if shutil.which("sbatch") is None:
         raise UserError("no sbatch here; run this on a login node, or use --cluster local")
     executor = SlurmExecutor(log_folder(folder, points[0]))
@@ -136,8 +136,8 @@ def slurm_parameters(plan: Plan, point: Point) -> dict[str, Any]:
         "nodes": point.num_nodes,
         "ntasks_per_node": point.ranks_per_node,
         "cpus_per_task": options.cpus_per_task,
-        # Since SLURM 22.05 srun does not take over --cpus-per-task; and a rank that fails must
-        # take the others with it.
+        # Since SLURM 22.05 srun does not inherit --cpus-per-task from sbatch; and when one rank
+        # fails, the others must end too.
         "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={options.cpus_per_task}"],
         "signal_delay_s": 120,
         "stderr_to_stdout": True,
@@ -163,7 +163,7 @@ def describe(plan: Plan, points: Sequence[Point], folder: Path) -> str:
 
 
 def slurm_states(job_ids: Sequence[str]) -> dict[str, str]:
-    """The states of those jobs that SLURM still queues or runs: `RUNNING`, `PENDING Priority`."""
+    """The states of the jobs that are queued or running: `RUNNING`, `PENDING Priority`."""
     command = [
         "squeue",
         "--noheader",
@@ -198,7 +198,7 @@ def slurm_end(job_id: str) -> str:
 
 
 def is_local_alive(job_id: str) -> bool:
-    """Whether the controller of a local job runs; a number that was given out again is not it."""
+    """Whether the controller of a local job runs, and not another process with a reused id."""
     try:
         command = Path(f"/proc/{job_id}/cmdline").read_bytes()
     except OSError:
@@ -213,7 +213,7 @@ def cancel_slurm(job_ids: Sequence[str]) -> None:
 
 
 def cancel_local(job_id: str) -> None:
-    """Asks a local job to write a checkpoint and end; kills one that does not listen."""
+    """Asks a local job to write a checkpoint and end; kills it if it does not react."""
     deadline_s = time.monotonic() + KILL_AFTER_S
     while is_local_alive(job_id):
         if time.monotonic() > deadline_s:
@@ -221,14 +221,14 @@ def cancel_local(job_id: str) -> None:
             for pid in [*children, job_id]:
                 os.kill(int(pid), signal.SIGKILL)
             return
-        # Again and again: until the trainer's module is loaded submitit drops the signal.
+        # Repeated, because submitit drops the signal until the trainer's module is loaded.
         os.kill(int(job_id), signal.SIGTERM)
         _reap(int(job_id))
         time.sleep(1.0)
 
 
 def _reap(pid: int) -> None:
-    """Takes note of the end of a child of ours, which would else look alive."""
+    """Collects a child of ours that has ended; until then it would look alive."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

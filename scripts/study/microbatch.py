@@ -1,4 +1,4 @@
-"""One microbatch for all rows of a study: the least that one of them found to fit on its GPUs."""
+"""One microbatch for all rows of a study: the smallest that a row found to fit on its GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("trainyard")
 
 
 def find_microbatches(study: StudyFile, folder: Path) -> dict[str, int]:
-    """The microbatch of each row that has a record, by its name; none where all rows have one."""
+    """The microbatch of each recorded row, by name; empty if all rows have the same."""
     points = make_points(study.plan, folder)
     found = {}
     for point in points:
@@ -28,9 +28,9 @@ def find_microbatches(study: StudyFile, folder: Path) -> dict[str, int]:
 
 
 def share_microbatch(study: StudyFile, folder: Path) -> StudyFile:
-    """The study with the least microbatch of its rows for all; those with another run again.
+    """The study with the smallest microbatch of its rows for all; rows with another run again.
 
-    Else batch norm would normalise over groups of other sizes, and rows could not be compared.
+    Otherwise batch norm would use groups of different sizes, and rows could not be compared.
     """
     found = find_microbatches(study, folder)
     if not found:
@@ -39,14 +39,14 @@ def share_microbatch(study: StudyFile, folder: Path) -> StudyFile:
     for name, microbatch in found.items():
         if microbatch > least:
             _set_aside(folder / name, microbatch)
-            log.info("%s runs again: %d images at once, as in all rows", name, least)
+            log.info("%s runs again with microbatches of %d, as all other rows", name, least)
     shared = replace(study, plan=replace(study.plan, microbatch=least))
     write_study(folder, shared)
     return shared
 
 
 def _set_aside(run: Path, microbatch: int) -> None:
-    """Keeps the run, where no table takes it for a row."""
+    """Renames the run and its record, so that no table counts it as a row."""
     (run / RUN_FILE).rename(run / f"superseded-{RUN_FILE}")
     aside = run.with_name(f"{run.name}-microbatch{microbatch}")
     number = 1

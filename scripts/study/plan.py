@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dataset.durable import write_json
 from dataset.errors import UserError
 from report.record_shape import shorten
 from scripts.study.batches import batch_sizes, microbatch_flags
 from train.config import TrainConfig, parse_config
 from train.recipe import choose_recipe
-from train.records.record import parse_json, write_json
+from train.records.record import parse_json
 
 STUDY_FILE = "study.json"
 SCHEMA = 1
@@ -50,7 +51,7 @@ class Plan:
     repeats: int
     train_flags: tuple[str, ...]
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
-    microbatch: int | None = None  # the least that the rows found; None: each still looks
+    microbatch: int | None = None  # the smallest that a row found; None: rows still search
 
     def __post_init__(self) -> None:
         if not self.gpus or min(self.gpus) < 1 or len(set(self.gpus)) < len(self.gpus):
@@ -90,7 +91,7 @@ class Point:
 
 
 def make_points(plan: Plan, folder: Path) -> list[Point]:
-    """Every run of the study; flags that the trainer would refuse are refused here.
+    """Every run of the study; raises for flags that the trainer would refuse.
 
     Rows are comparable only if they share a recipe, so `auto` is asked once, for the smallest.
     """
@@ -114,15 +115,15 @@ def make_points(plan: Plan, folder: Path) -> list[Point]:
 
 
 def describe_pin(plan: Plan, folder: Path) -> str:
-    """The sentence about rows for which `auto` would have taken another recipe, or nothing."""
+    """A sentence if `auto` would have chosen another recipe for some rows, else nothing."""
     config = _parse(plan, folder)
     pinned = _first_recipe(config)
     for point in make_points(plan, folder):
         other = choose_recipe(config.recipe, point.batch_size)
         if other != pinned:
             return (
-                f"recipe: {pinned} in all rows, so that they can be compared; by auto the rows "
-                f"from batch {point.batch_size} on would be {other}"
+                f"recipe: {pinned} in all rows, so that they can be compared; auto would take "
+                f"{other} from batch {point.batch_size} on"
             )
     return ""
 
@@ -138,7 +139,7 @@ def _first_recipe(config: TrainConfig) -> str:
 
 
 def relative_data(data: str, folder: Path) -> str:
-    """DATA as the plan keeps it: a URL as it is, a path as seen from the study's folder."""
+    """DATA as the plan keeps it: a URL unchanged, a path relative to the study's folder."""
     if not data or "://" in data:
         return data
     if not Path(data).exists():
@@ -153,7 +154,7 @@ def _data_argument(plan: Plan, folder: Path) -> str:
 
 
 def _from_here(path: Path) -> str:
-    """A path below the current folder without it: records then hold nothing of this machine."""
+    """A path relative to the current folder, so that records name nothing of this machine."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -174,7 +175,7 @@ def _without_batch(flags: tuple[str, ...]) -> list[str]:
 
 
 def uses_gpus(plan: Plan) -> bool:
-    """Whether the ranks are to have a GPU each; with --device cpu they are processes, unless the
+    """Whether each rank gets a GPU; with --device cpu ranks are plain processes, unless the
     job's GPUs were asked for by their number."""
     if plan.cluster == "slurm" and plan.slurm.gpus_per_node is not None:
         return True
@@ -215,7 +216,9 @@ def read_study(folder: Path) -> StudyFile:
     """The study of a folder."""
     path = folder / STUDY_FILE
     if not path.exists():
-        raise UserError(f"{folder} is no study: it has no {STUDY_FILE}; give the --out of a study")
+        raise UserError(
+            f"{folder} is not a study: no {STUDY_FILE} in it; give the --out of a study"
+        )
     try:
         record = parse_json(path.read_bytes())
         if record["schema"] > SCHEMA:
@@ -228,7 +231,7 @@ def read_study(folder: Path) -> StudyFile:
 
 
 def extend_study(old: StudyFile, wanted: Plan, folder: Path) -> StudyFile:
-    """The study of a folder with the points that are wanted now; another recipe is refused.
+    """The study of a folder with the points of the new plan; another recipe is refused.
 
     More sizes or repeats, or other options of SLURM, continue a study; a point that exists
     must keep its command, because its run would be resumed.
@@ -242,13 +245,13 @@ def extend_study(old: StudyFile, wanted: Plan, folder: Path) -> StudyFile:
     if changed or old.plan.cluster != wanted.cluster:
         raise UserError(
             f"{folder} holds another study (its flags: {_describe(old.plan)}); give another --out, "
-            f"or go on with: scaling_study.py resume {folder}"
+            f"or continue it with: scaling_study.py resume {folder}"
         )
     return replace(old, plan=merged)
 
 
 def _plan_from(record: dict[str, Any]) -> Plan:
-    """The plan of study.json; a ValueError for a field of another type, a KeyError without it."""
+    """The plan of study.json; ValueError for a field of the wrong type, KeyError without one."""
     slurm = record["slurm"]
     _check(isinstance(slurm, dict), "slurm", slurm)
     for name, value in slurm.items():

@@ -15,7 +15,7 @@ from scripts.study.plan import Point, StudyFile
 from train.records.record import EPOCHS_FILE, RUN_FILE, read_epochs, read_run
 
 LOG_LINES = 6
-# SLURM's word for the end of a job, as a person says it.
+# How a job ended: SLURM's word -> ours.
 _ENDS = {
     "BOOT_FAIL": "its node did not start",
     "CANCELLED": "was cancelled",
@@ -72,7 +72,7 @@ def _state_of(
     if _is_older(folder / point.name / RUN_FILE, log_folder(folder, point), job_id):
         return PointState(point, "failed", "ended before it could resume its run", job_id)
     if status == "checkpointed":
-        return PointState(point, "stopped", "has a checkpoint and can go on", job_id, code)
+        return PointState(point, "stopped", "has a checkpoint and can be resumed", job_id, code)
     ended = slurm_end(job_id) if study.plan.cluster == "slurm" else ""
     if status == "running" or (status is None and ended in ("CANCELLED", "PREEMPTED")):
         return PointState(point, "stopped", _ENDS.get(ended, "was killed"), job_id, code)
@@ -92,7 +92,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _is_older(run_file: Path, logs: Path, job_id: str) -> bool:
-    """Whether the last job never wrote the record that an earlier one left."""
+    """Whether the record is an earlier job's: the last job wrote nothing."""
     submitted = logs / f"{job_id}_submitted.pkl"
     if not run_file.exists() or not submitted.exists():
         return False
@@ -115,7 +115,7 @@ def _progress(folder: Path, run: Mapping[str, Any]) -> str:
 
 
 def log_tail(state: PointState, folder: Path) -> list[str]:
-    """The last lines of the log of a point's last job: of the first rank that says an error."""
+    """The last log lines of a point's last job, from the first rank that logged an error."""
     logs = sorted(log_folder(folder, state.point).glob(f"{state.job_id}_*_log.out"))
     texts = [path.read_text(errors="replace").splitlines() for path in logs]
     with_error = [text for text in texts if any("rror" in line for line in text[-LOG_LINES:])]

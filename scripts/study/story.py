@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
+from dataset.durable import lock_file
 from dataset.errors import CRASH, DONE, TRY_AGAIN, PassingError, UserError
 from report.runs import load_runs
 from report.scaling import build_studies
@@ -59,7 +60,7 @@ def _run_points(study: StudyFile, folder: Path, wait: bool) -> list[PointState] 
     else:
         study = _submit_missing(study, points, folder)
         if not wait:
-            log.info("submitted; ask with: scaling_study.py status %s", folder)
+            log.info("submitted; see how far it is with: scaling_study.py status %s", folder)
             return None
         _wait_for_slurm(study, points, folder)
     return find_states(study, points, folder)
@@ -69,7 +70,7 @@ def _run_local(study: StudyFile, points: list[Point], folder: Path) -> StudyFile
     """Runs the points one after another, since they share the machine."""
     before: dict[str, str] = {}
     for state in find_states(study, points, folder):
-        if state.state != "missing":  # one that is about to start says so itself
+        if state.state != "missing":  # it is about to start, and logs that itself
             _say_change(before, state)
         if state.state == "done":
             continue
@@ -93,15 +94,15 @@ def _run_local(study: StudyFile, points: list[Point], folder: Path) -> StudyFile
         except KeyboardInterrupt:
             log.info("stopping %s with a checkpoint ...", point.name)
             cancel_local(str(study.last_job(point.name)))
-            log.info("go on with: scaling_study.py resume %s", folder)
+            log.info("continue with: scaling_study.py resume %s", folder)
             raise
     return study
 
 
 def _submit_missing(study: StudyFile, points: list[Point], folder: Path) -> StudyFile:
-    """Submits one job a size for the points that are neither done nor on their way.
+    """Submits one job per size for the points that are neither done, queued nor running.
 
-    A size that sbatch refuses (too many nodes, say) is said and does not stop the others.
+    A size that sbatch refuses (too many nodes, say) is logged and does not stop the others.
     """
     states = find_states(study, points, folder)
     missing = [s.point for s in states if s.state != "done" and not s.is_active]
@@ -126,13 +127,13 @@ def _submit_missing(study: StudyFile, points: list[Point], folder: Path) -> Stud
 
 
 def _wait_for_slurm(study: StudyFile, points: list[Point], folder: Path) -> None:
-    """Says each change of state until nothing is queued or running."""
+    """Logs each change of state until nothing is queued or running."""
     before: dict[str, str] = {}
     try:
         while True:
             try:
                 states = find_states(study, points, folder)
-            except PassingError as error:  # a controller that is down comes back
+            except PassingError as error:  # SLURM's controller may be down for a while
                 log.warning("%s", error)
             else:
                 for state in states:
@@ -141,8 +142,8 @@ def _wait_for_slurm(study: StudyFile, points: list[Point], folder: Path) -> None
                     return
             time.sleep(POLL_S["slurm"])
     except KeyboardInterrupt:
-        log.info("the jobs go on; ask with: scaling_study.py status %s", folder)
-        log.info("end them with: scaling_study.py cancel %s", folder)
+        log.info("the jobs keep running; see: scaling_study.py status %s", folder)
+        log.info("stop them with: scaling_study.py cancel %s", folder)
         raise
 
 
@@ -161,7 +162,7 @@ def _conclude(states: list[PointState], folder: Path) -> int:
             log.error("    %s", line)
     if not unfinished:
         return DONE
-    log.error("%d of %s not done; run the missing ones with: scaling_study.py resume %s",
+    log.error("%d of %s not done; run them with: scaling_study.py resume %s",
               len(unfinished), count(len(states), "run"), folder)  # fmt: skip
     failed = [state for state in unfinished if state.state == "failed"]
     return (failed[0].exit_code or CRASH) if failed else TRY_AGAIN
@@ -202,12 +203,14 @@ def _say_change(before: dict[str, str], state: PointState) -> None:
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Two starts of one study would submit its points twice."""
-    with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PassingError(
-                f"{folder} is being run by another process; ask for its status"
-            ) from None
+    """Holds the study's lock: two starts of one study would submit its points twice."""
+    try:
+        lock, _ = lock_file(folder / ".lock")
+    except BlockingIOError:
+        raise PassingError(
+            f"{folder} is being run by another process; ask for its status"
+        ) from None
+    try:
         yield
+    finally:
+        os.close(lock)

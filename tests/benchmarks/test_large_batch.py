@@ -116,11 +116,11 @@ def test_only_missing_runs_are_trained(tmp_path: Path, monkeypatch: pytest.Monke
     plan = make_plans(task)["small batch"]
     monkeypatch.setattr(large_batch, "make_plans", lambda _: {plan.name: plan})
     monkeypatch.setattr(large_batch, "SEEDS", (0, 1))
-    large_batch.train_missing(task, path, 1, 1)
+    assert list(large_batch.train_missing(task, [], path, 1, 1)) == ["small batch, seed 0"]
     kept = path.read_text()
-    large_batch.train_missing(task, path, None, 1)
+    list(large_batch.train_missing(task, read_rows(path), path, None, 1))
     assert path.read_text().startswith(kept)
     assert {row["seed"] for row in read_rows(path)} == {"0", "1"}
     before = path.stat().st_mtime_ns
-    large_batch.train_missing(task, path, None, 1)
+    assert list(large_batch.train_missing(task, read_rows(path), path, None, 1)) == []
     assert path.stat().st_mtime_ns == before

@@ -38,13 +38,12 @@ def scratch(tmp_path: Path) -> Path:
     """The sandbox as HTCondor fills it."""
     shutil.copy(ROOT / "condor/job.sh", tmp_path)
     shutil.copy(ROOT / "condor/slot.py", tmp_path)
-    (tmp_path / "train").mkdir()
     (tmp_path / "dataset").symlink_to(ROOT / "dataset")
-    for path in (ROOT / "train").glob("*.py"):  # what slot.py needs of it, and more
-        (tmp_path / "train" / path.name).symlink_to(path)
-    for name, text in (("__main__.py", TRAINER), ("jpeg.py", "def load_kernel(): return True")):
-        (tmp_path / "train" / name).unlink()
-        (tmp_path / "train" / name).write_text(text)
+    built = shutil.ignore_patterns("*.so*", "__pycache__")
+    shutil.copytree(ROOT / "train", tmp_path / "train", ignore=built)  # what slot.py needs of it
+    kernel = "def load_kernel(): return True"
+    for module, text in (("train.__main__", TRAINER), ("train.data.jpeg", kernel)):
+        (tmp_path / f"{module.replace('.', '/')}.py").write_text(text)
     return tmp_path
 
 
@@ -67,7 +66,7 @@ def run(scratch: Path, script: str, **env: str) -> tuple[int, str]:
     return process.returncode, errors.replace(DECODER, "")
 
 
-DECODER = "JPEG decoder: the kernel that came with the job\n"  # said in every slot
+DECODER = "JPEG decoder: the libjpeg-turbo kernel\n"  # said in every slot
 FINISH = 'pathlib.Path("out/imagenet_resnet50.pt").write_bytes(b"w"); end(0)'
 
 
@@ -204,3 +203,21 @@ def test_a_slot_without_torch_is_the_users_mistake_and_names_what_was_tried(scra
     )
     assert errors.count("\n") == 1
     assert not (scratch / "data").exists()
+
+
+def test_the_kernel_of_the_image_serves_a_job_that_brings_none(scratch: Path) -> None:
+    image = scratch / "image/train/data"
+    image.mkdir(parents=True)
+    for name in ("jpeg_crop-x86_64-0123.so", "libjpeg-0123.so.62.4.0", "jpeg.py"):
+        (image / name).write_text("of the image")
+    (scratch / "train/data/libjpeg-0123.so.62.4.0").write_text("of the job")
+    code, errors = run(scratch, FINISH, TRAINYARD_IMAGE=str(scratch / "image"))
+    assert (code, errors) == (0, "")
+    assert (scratch / "train/data/jpeg_crop-x86_64-0123.so").read_text() == "of the image"
+    assert (scratch / "train/data/libjpeg-0123.so.62.4.0").read_text() == "of the job"
+    assert "load_kernel" in (scratch / "train/data/jpeg.py").read_text()
+
+
+def test_an_image_without_a_kernel_is_no_error(scratch: Path) -> None:
+    code, errors = run(scratch, FINISH, TRAINYARD_IMAGE=str(scratch / "nothing"))
+    assert (code, errors) == (0, "")

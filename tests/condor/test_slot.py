@@ -62,7 +62,7 @@ def test_with_leave_the_job_goes_on_without_a_gpu() -> None:
 def test_the_log_says_which_decoder_will_run() -> None:
     result = ask("check", DATA="dummy", ALLOW_CPU="1")
     assert result.stdout.split() == ["cpu"]  # job.sh reads the device from it
-    assert "JPEG decoder: the kernel" in result.stderr
+    assert "JPEG decoder: the libjpeg-turbo kernel" in result.stderr
 
 
 def test_data_that_does_not_fit_is_refused_with_both_numbers(scratch: Path) -> None:
@@ -71,7 +71,7 @@ def test_data_that_does_not_fit_is_refused_with_both_numbers(scratch: Path) -> N
     (scratch / "machine.ad").write_text('Disk = 1000000\nName = "slot1"\n')
     result = ask("check", DATA="osdf:///x/y.tar", DATA_GB="1", ALLOW_CPU="1",
                  _CONDOR_MACHINE_AD=str(scratch / "machine.ad"))  # fmt: skip
-    expect_error(result, 75, "the data needs 3.0 GB more and 1.0 GB are free in this slot")
+    expect_error(result, 75, "the data needs 3.0 GB more, but 1.0 GB are free in this slot")
 
 
 def test_what_is_fetched_already_needs_no_room_again(scratch: Path) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import logging
+import sys
 from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
 
 from dataset import published
-from dataset.errors import DataError
 from dataset.archive.index import build_index
+from dataset.errors import DataError
 from dataset.federation.lookup import Options
-from dataset.published import published_archives
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
+from dataset.published import published_archives
+from scripts import index_tar
 from tests.dataset.tars import make_tree, write_nested
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +100,29 @@ def test_an_index_with_checksums_verifies_a_published_archive(tar: Path) -> None
     with pytest.raises(DataError, match="the published archive of its name and size"):
         build_index(tar, checksums=True)
     assert not tar.with_name(NAME + ".index").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [((), "only its headers were read"), (("--checksums",), "its MD5 is the published one")],
+)
+def test_the_index_command_says_whether_it_verified_a_published_archive(
+    flags: tuple[str, ...],
+    told: str,
+    tar: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(sys, "argv", ["index_tar.py", *flags, str(tar)])
+    assert index_tar.main() == 0
+    assert f"{tar}: {told}" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(
+        sys, "argv", ["index_tar.py", *flags, str(tar.rename(tar.parent / "x.tar"))]
+    )
+    assert index_tar.main() == 0
+    assert "MD5" not in caplog.text
 
 
 def test_what_has_no_digest_is_taken_and_said_or_refused_on_request(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from dataset.errors import CommandError, DataError, PassingError, run_command
 from dataset.federation.lookup import Options
-from dataset.redaction import hold_secret, redact, redact_all, redact_name
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
+from dataset.redaction import hold_secret, redact, redact_all, redact_name
 from scripts.fetch_osdf import _write_summaries
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.small_server import Handler, running, serving
@@ -156,7 +156,7 @@ def test_an_error_about_a_listing_is_clean_in_itself(tmp_path: Path) -> None:
     request = Request(
         tmp_path / "out", FAST, token=tmp_path / "token", environ={"HOME": "/nonexistent"}
     )
-    with running(Echoing) as url, pytest.raises(DataError, match="listing says") as caught:
+    with running(Echoing) as url, pytest.raises(DataError, match="listing gives") as caught:
         fetch_urls([f"{url}/d/"], request)
     assert "[removed]" in str(caught.value) and TOKEN[:16] not in str(caught.value)
 

@@ -112,7 +112,8 @@ def _simulate(hook: Hook | None) -> None:
     from tests.gpu_sim import operators
 
     operators.install()
-    train.records.profile._GPU_DEVICES = ("/dev",)  # as if the driver were here: the figures are NVML's
+    # as if the driver were here: the figures are NVML's
+    train.records.profile._GPU_DEVICES = ("/dev",)
     if hook is not None:
         hook()
     os.environ.pop("LD_PRELOAD", None)

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from train.records.record import EPOCHS_FILE, PHASES, RUN_FILE, append_line, write_json
+from dataset.durable import write_json
+from train.records.record import EPOCHS_FILE, PHASES, RUN_FILE, append_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "run_results" / "published"
+EXAMPLE = ROOT / "run_results" / "cpu" / "two-core-example"  # README's table
 KEMPNER = PUBLISHED / "kempner_a100.csv"
 
 

@@ -19,11 +19,10 @@ from report.runs import load_runs
 from report.stages import load_stages
 from tests.report.damage import DEEP, damage_bytes, damage_json, damage_lines
 from tests.report.eventlogs import LogWriter, write_event
-from tests.report.records import KEMPNER, PUBLISHED, run_record, write_raw, write_run
+from tests.report.records import EXAMPLE, KEMPNER, PUBLISHED, run_record, write_raw, write_run
 from train.records.record import EPOCHS_FILE, RUN_FILE, STAGES_FILE
 
 DATA = Path(__file__).parent / "data"
-EXAMPLE = PUBLISHED.parent / "cpu" / "two-core-example"
 
 
 def run_script(name: str, *words: str | Path) -> tuple[int, str]:
@@ -114,7 +113,7 @@ def test_a_pipe_in_the_place_of_a_record_is_not_opened(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipes" / name)
     page = tmp_path / "page.html"
     assert run_script("report", tmp_path, "--out", page)[0] == 0
-    assert "pipes/run.json is no file" in page.read_text()
+    assert "pipes/run.json is not a file" in page.read_text()
 
 
 def test_a_transfer_that_finished_without_a_start_has_no_time(tmp_path: Path) -> None:
@@ -174,7 +173,7 @@ def fuzz(folder: Path, seed: int) -> None:
     for path in sorted((folder / "runs").rglob("*.json*")):
         if chance.random() < 0.5:
             continue
-        if path.name == RUN_FILE:
+        if path.suffix == ".json":
             path.write_bytes(damage_json(json.loads(path.read_text()), chance))
         else:
             path.write_bytes(damage_lines(path.read_bytes(), chance))

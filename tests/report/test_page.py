@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from report.curves import load_epochs
-from report.page import Contents, build_page
 from report.grid.published import read_study
+from report.page import Contents, build_page
 from report.runs import load_runs
 from report.scaling import build_studies
 from report.stages import read_published_stages, summarise_stages

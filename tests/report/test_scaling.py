@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from report.runs import load_runs, run_from_record, short_device
 from report.scaling import Study, build_studies
 from report.scaling_tables import PUBLISHED_COLUMNS, scaling_table, to_hms
 from report.table import to_csv, to_markdown
-from tests.report.records import KEMPNER, ROOT, run_record, write_raw, write_run
+from tests.history import assert_is_in_history
+from tests.report.records import EXAMPLE, KEMPNER, ROOT, run_record, write_raw, write_run
 
 
 def studies_of(*records: dict[str, object], predict: tuple[int, ...] = ()) -> list[Study]:
@@ -34,6 +36,17 @@ def test_the_manual_shows_the_table_that_the_code_computes() -> None:
     manual = (ROOT / "docs" / "studies.md").read_text()
     shown = manual.partition("<!-- published table -->\n")[2]
     assert shown.partition("\n<!-- end of")[0] == to_markdown(scaling_table(study)).rstrip()
+
+
+def test_the_readme_shows_the_table_of_its_record() -> None:
+    """Made by: scripts/scaling_table.py run_results/cpu/two-core-example"""
+    (study,) = build_studies(load_runs([EXAMPLE])[0])
+    shown = (ROOT / "README.md").read_text().partition("<!-- begin: two-core-example -->\n")[2]
+    assert shown.partition("\n<!-- end")[0] == to_markdown(scaling_table(study)).rstrip()
+    assert [len(point.done) for point in study.points] == [3, 3]
+    (commit,) = {run.record["commit"] for point in study.points for run in point.done}
+    assert_is_in_history(commit)
+    assert (EXAMPLE / "study.json").exists()
 
 
 def test_published_128_gpu_row_is_predicted_with_an_interval_and_marked() -> None:
@@ -169,7 +182,20 @@ def test_phases_that_grow_add_up_to_the_loss() -> None:
     assert sum(lost.values()) == pytest.approx(100 * (100 / efficiency.mean - 1))
     assert lost["data_wait"] == pytest.approx(100 * 16 / 110)
     assert phase_shares(study.points[1])["data_wait"] == 8
-    assert "data wait +15, start-up +9" in sentences(study)[-1]
+    assert "27.3 % more process time" in sentences(study)[-1]
+    assert "data wait +14.5, start-up +9.1, compute +3.6, the rest +0.1" in sentences(study)[-1]
+
+
+def test_the_named_phases_of_a_loss_add_up_to_it() -> None:
+    one = run_record("a", 1, wall_clock_s=110.0)
+    phases = {"communication": 8.0, "compute": 45.0, "checkpoint": 0.4, "other": 0.3}
+    two = run_record("b", 2, wall_clock_s=63.7, phases=phases)
+    (study,) = studies_of(one, two)
+    sentence = sentences(study)[-1]
+    total = re.search(r"needs ([\d.]+) % more", sentence)
+    assert total is not None and "the rest" in sentence and "compute -" in sentence
+    parts = re.findall(r" ([+-][\d.]+)", sentence)
+    assert sum(map(float, parts)) == pytest.approx(float(total[1]), abs=1e-6)
 
 
 def test_no_runs_is_one_line(tmp_path: Path) -> None:

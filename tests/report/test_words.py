@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from pathlib import Path
 
+import pytest
+
 from report.curves import accuracy_table, load_epochs
-from report.grid.report import make_report
 from report.grid.plots import draw_grid_charts
+from report.grid.report import make_report
 from report.grid.rows import GridJob
 from report.grid.tables import make_slot_time_table
 from report.runs import load_runs
 from report.scaling import build_studies
 from report.scaling_tables import scaling_table
-from report.words import choose_unit, count, to_label
+from report.words import choose_unit, count, parse_counts, to_label
 from tests.report.records import write_run
 
 
@@ -56,3 +59,14 @@ def test_a_name_that_looks_like_a_formula_is_drawn(tmp_path: Path) -> None:
     job = GridJob("$\\frac{$", ("$\\frac{$",), "success", match_to_end_s=5.0, compute_s=5.0)
     many = [GridJob(f"{i}.0", (f"site{i}",), "success", match_to_end_s=1.0) for i in range(200)]
     assert draw_grid_charts(make_report("t", [job, *many]), tmp_path)
+
+
+def test_counts_of_gpus_are_given_with_commas() -> None:
+    assert parse_counts("8") == (8,)
+    assert parse_counts("128,256") == (128, 256)
+
+
+@pytest.mark.parametrize("text", ["", "0", "8,", "8 16", "8,-1", "many"])
+def test_what_is_no_list_of_counts_is_named(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"'{text}' is not a list of GPU counts"):
+        parse_counts(text)

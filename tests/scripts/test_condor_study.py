@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dataset.fake.make import make_fake_imagenet
 from dataset.archive.index import find_or_build_index
+from dataset.fake.make import make_fake_imagenet
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = "osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar"
@@ -62,15 +62,17 @@ def test_the_report_node_ends_as_the_jobs_did(
 
 def test_a_study_is_never_overwritten(tmp_path: Path) -> None:
     assert run("dummy", "--out", tmp_path / "study").returncode == 0
-    expect_mistake(run("dummy", "--out", tmp_path / "study"), "exists", "submit it again to go on")
+    expect_mistake(
+        run("dummy", "--out", tmp_path / "study"), "exists", "submit it again to continue"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["epochs=3"], "is no NAME=VALUE"),
+        (["epochs=3"], "is not a NAME=VALUE"),
         (["SEED=3"], "SEED is set by the study itself"),
-        (['TRAIN=--x "y"'], "quotes and backslashes"),
+        (['TRAIN=--x "y"'], "quotes or backslashes"),
         (["--jobs", "0"], "--jobs N (at least 1)"),
     ],
 )
@@ -89,7 +91,8 @@ def test_the_check_sees_data_that_is_too_large(tmp_path: Path) -> None:
     done = run(f"file://{tmp_path}/a.tar", "--check", "DATA_GB=0.000001")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        "error: the data has 2.79e-06 GB and DATA_GB=1e-06; jobs would run out of disk"
+        "error: the data has 2.79e-06 GB, but DATA_GB=1e-06: jobs would run out of disk; "
+        "give a larger DATA_GB"
     )
 
 

@@ -38,21 +38,26 @@ def find(*args: str, bare: bool = True, **env: str) -> dict[str, dict[str, str]]
     return {finding["topic"]: finding for finding in record["findings"]}
 
 
-def test_a_healthy_shell_exits_zero_and_says_why(tmp_path: Path) -> None:
-    done = run_doctor(bare=False, PATH=str(tmp_path))
+def test_a_healthy_shell_exits_zero_and_says_why_and_what_comes_next(tmp_path: Path) -> None:
+    (tmp_path / "train" / "n1").mkdir(parents=True)
+    (tmp_path / "train" / "n1" / "a.JPEG").touch()
+    done = run_doctor(str(tmp_path), bare=False, PATH=str(tmp_path))
     assert done.returncode == 0, done.stdout
     assert "launcher    single, because no launcher's variables are set" in done.stdout
     assert "no scheduler here: not a login node" in done.stdout
     assert "torch 2." in done.stdout
     assert "decoder     the JPEG kernel" in done.stdout or "decoder     Pillow" in done.stdout
-    assert "nothing is wrong here" in done.stdout.splitlines()[-1]
+    *_, verdict, _, why, _, command = done.stdout.splitlines()
+    assert verdict.startswith("nothing is wrong here")
+    assert why in ("next: try it on this CPU", "next: train on this GPU")
+    assert f" -m train {tmp_path} -b 1" in command and command.startswith("    ")
 
 
 def test_missing_packages_are_wrong_and_the_rest_is_still_told() -> None:
     done = run_doctor()
     assert done.returncode == 2
     assert "wrong: cannot import numpy" in done.stdout
-    assert "pip install -r requirements.txt" in done.stdout
+    assert "run `make setup` once, then start the command with .venv/bin/python" in done.stdout
     assert "  rank        0 of 1" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
@@ -157,14 +162,14 @@ def test_classes_that_differ_and_folders_without_an_image_are_said(tmp_path: Pat
     (tmp_path / "train" / "n0").symlink_to("nowhere")
     broken = _data(tmp_path)
     (tmp_path / "train" / "n0").unlink()
-    assert broken["level"] == "wrong" and "n0 is a link to nothing" in broken["problem"]
+    assert broken["level"] == "wrong" and "n0 is a broken link" in broken["problem"]
     assert "1 class folder" in empty["problem"] and ": bare; remove" in empty["problem"]
 
 
 def test_tars_that_do_not_fit_their_indexes_are_said(tmp_path: Path) -> None:
+    from dataset.archive.index import build_index
     from dataset.fake.make import make_fake_imagenet
     from dataset.fetch.folder import Ledger
-    from dataset.archive.index import build_index
 
     make_fake_imagenet(tmp_path, classes=2, train_per_class=1, val_per_class=1, size=(32, 32))
     tars = [tmp_path / f"ILSVRC2012_img_{half}.tar" for half in ("train", "val")]
@@ -188,8 +193,8 @@ def test_tars_that_do_not_fit_their_indexes_are_said(tmp_path: Path) -> None:
 def test_notes_are_pointed_at_when_nothing_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "train" / "n1").mkdir(parents=True)
     (tmp_path / "train" / "n1" / "a.JPEG").touch()
-    from scripts.doctor import describe
     from scripts.checks.supplies import look_at_data
+    from scripts.doctor import describe
 
     assert describe([look_at_data(str(tmp_path))]).endswith("but see the note above\n")
 

@@ -1,4 +1,4 @@
-"""The extraction commands: the seed's flags, one line a mistake, full and read-only disks."""
+"""The extraction commands: the Kempner flags, one line a user error, full and read-only disks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def error_lines(text: str) -> list[str]:
 
 
 def test_the_seeds_command_line_extracts_everything(tmp_path: Path) -> None:
-    """As the seed's README has it, from another folder, as a process of its own."""
+    """As the README of the Kempner project has it, from another folder, as a process of its own."""
     tree = make_tree(4, 8)
     write_nested(tmp_path, tree)
     _, val = write_flat(tmp_path, 40)
@@ -96,10 +96,13 @@ def test_missing_flags_and_files_are_one_line_and_exit_2(tmp_path: Path, run: An
         (["--train_tar", tar], "--run_type all needs --val_tar"),
         (["--run_type", "val"], "--run_type val needs --val_tar"),
         (["--run_type", "train", "--train_tar", tmp_path / "no.tar"], "no such file"),
-        (["--run_type", "train", "--train_tar", tar, "--num_threads", 0], "at least 1 thread"),
+        (
+            ["--run_type", "train", "--train_tar", tar, "--num_threads", 0],
+            "0: must be at least 1",
+        ),
         (["--run_type", "train", "--train_tar", tar, "--verify"], "not one of the published"),
         (["--run_type", "train", "--train_tar", tar, "--md5", "zz"], "32 hex digits"),
-        (["--train_tar", tar, "--val_tar", tar, "--md5", "0" * 32], "--md5 is the sum of one"),
+        (["--train_tar", tar, "--val_tar", tar, "--md5", "0" * 32], "--md5 is that of one archive"),
         (
             ["--train_tar", tar, "--val_tar", tar, "--valprep_script", "no"],
             "check --valprep_script",
@@ -152,7 +155,8 @@ def command(tar: Path, out: Path) -> str:
 def test_a_disk_that_is_too_small_is_said_before_the_first_byte(tmp_path: Path) -> None:
     tar = write_nested(tmp_path, {"n01440764": {f"{i}.JPEG": bytes(60_000) for i in range(40)}})
     (tmp_path / "disk").mkdir()
-    for option, words in (("size=1m", "GB free, the images need"), ("nr_inodes=30", "free inodes")):
+    problems = (("size=1m", "GB free, but the images need"), ("nr_inodes=30", "free inodes"))
+    for option, words in problems:
         done = in_namespace(
             f"mount -t tmpfs -o {option} none {tmp_path}/disk && "
             f"{{ {command(tar, tmp_path / 'disk')}; echo code $?; find {tmp_path}/disk -name '*G';"

@@ -79,7 +79,7 @@ def test_help_has_an_example(tmp_path: Path) -> None:
         (["file:///usr/", "--out", "o"], "/usr is a folder"),
         (["https://host/x", "--out", "o", "--method", "osdf"], "--method osdf"),
         (["osdf:///ns/d", "--out", "o", "--recursive", "--md5", "0" * 32], "--recursive"),
-        (["https://h/a/x", "https://h/b/x", "--out", "o"], "have one name"),
+        (["https://h/a/x", "https://h/b/x", "--out", "o"], "have the same name"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(args: list[str], words: str, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
 WITHOUT_PACKAGES = {"build_plugin.py", "doctor.py", "fetch_osdf.py"}  # need none to start
+# The first that a user runs, the one that jobs run, and any other, which 3.6 cannot even parse.
+OLD_PYTHON_COMMANDS = (["scripts/doctor.py"], ["-m", "train", "x"], ["scripts/report.py", "x"])
 FIX = "run `make setup` once, then start the command with .venv/bin/python"
 
 
@@ -51,7 +53,7 @@ def test_the_trainer_without_its_packages_is_one_line() -> None:
 def find_old_pythons() -> list[Path]:
     """Pythons below the oldest that we promise, where this machine has some (pyenv's)."""
     versions = Path(sys.base_prefix).parent
-    found = [versions.glob(f"3.{minor}.*/bin/python") for minor in (7, 8, 9)]
+    found = [versions.glob(f"3.{minor}.*/bin/python") for minor in (6, 7, 8, 9)]
     return [path for paths in found for path in paths]
 
 
@@ -61,8 +63,11 @@ def test_an_old_python_is_named_with_its_version(tmp_path: Path) -> None:
         "from dataset.packages import require_packages; require_packages()"
     )
     commands = [[sys.executable, "-c", code]]
-    commands += [[str(old), "scripts/report.py", "x"] for old in find_old_pythons()]
+    for old in find_old_pythons():
+        known = OLD_PYTHON_COMMANDS[:2] if "/3.6." in str(old) else OLD_PYTHON_COMMANDS
+        commands += [[str(old), *words] for words in known]
     for command in commands:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.count("\n") == 1, command
         assert "is Python 3." in done.stderr and "3.10 or newer is needed" in done.stderr
+        assert "run `make setup" in done.stderr

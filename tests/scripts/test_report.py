@@ -51,6 +51,22 @@ def test_a_folder_may_hold_runs_and_event_logs(tmp_path: Path) -> None:
     assert 'id="grid"' in text and 'id="scaling"' in text
 
 
+def test_sizes_to_predict_are_given_with_commas_before_or_after_the_inputs(tmp_path: Path) -> None:
+    for words in ([KEMPNER, "--predict", "128,256"], ["--predict", "128,256", KEMPNER]):
+        done = run(tmp_path, *words, "--epochs", "90")
+        assert done.returncode == 0, done.stderr
+        text = (tmp_path / "report.html").read_text()
+        assert all(f'data-value="{size}">{size}</td>' in text for size in (128, 256))
+
+
+def test_a_log_without_an_event_is_a_note_on_the_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "all", "only")
+    (tmp_path / "all" / "study.log").write_text(EVENT_LOG[:40])  # the first event is torn
+    done = run(tmp_path, "all")
+    assert done.returncode == 0, done.stderr
+    assert "no grid report: no HTCondor event in" in (tmp_path / "report.html").read_text()
+
+
 def test_what_cannot_be_read_is_a_note_on_the_page(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "good")
     write_raw(tmp_path / "runs" / "newer", {"schema": 7, "run_id": "newer"})
@@ -70,7 +86,7 @@ def test_mistakes_are_one_line_and_leave_no_page(tmp_path: Path) -> None:
     for name, words in (
         ("empty", "no runs, stages or grid jobs"),
         ("nowhere", "no such file or folder"),
-        ("text.txt", "is no run.json"),
+        ("text.txt", "is not a run.json"),
         ("zero", "world_size is 0"),
     ):
         done = run(tmp_path, name)

@@ -134,8 +134,8 @@ def test_repeats_have_their_own_seed_and_folder() -> None:
 @pytest.mark.parametrize(
     ("changes", "recipe", "note"),
     [
-        ({"train_flags": ("-b", "1024")}, "sgd", "by auto the rows from batch 4096 on would be"),
-        ({"train_flags": ("-b", "1024", "--recipe", "auto")}, "sgd", "would be lars"),
+        ({"train_flags": ("-b", "1024")}, "sgd", "auto would take lars from batch 4096 on"),
+        ({"train_flags": ("-b", "1024", "--recipe", "auto")}, "sgd", "would take lars"),
         ({"train_flags": ("-b", "4096")}, "lars", ""),
         ({"train_flags": ("-b", "1024"), "gpus": (1, 2)}, "sgd", ""),
         ({"train_flags": ("-b", "8192"), "mode": "strong"}, "lars", ""),
@@ -174,7 +174,7 @@ def test_nodes_and_ranks_a_node_follow_the_gpus_of_a_node() -> None:
         ({"gpus": (1, 1)}, "--gpus 1,1"),
         ({"repeats": 0}, "--repeats 0"),
         ({"cluster": "slurm", "gpus": (6,)}, "6 GPUs do not fill nodes of 4"),
-        ({"mode": "strong", "gpus": (1, 3)}, "does not divide over 3 GPUs"),
+        ({"mode": "strong", "gpus": (1, 3)}, "cannot be split evenly over 3 GPUs"),
     ],
 )
 def test_impossible_studies_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -217,7 +217,7 @@ def test_dry_run_says_where_auto_would_have_changed_the_recipe(tmp_path: Path) -
     done = run(*flags, "--", "--dummy", "-b", "1024", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("--recipe sgd") == 3
-    assert "from batch 4096 on would be lars" in done.stderr
+    assert "auto would take lars from batch 4096 on" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -285,7 +285,7 @@ def test_folders_that_are_no_study_are_named(tmp_path: Path) -> None:
     for command in ("status", "resume", "cancel"):
         done = run(command, tmp_path, cwd=tmp_path)
         assert done.returncode == 2
-        assert "is no study" in done.stderr
+        assert "is not a study" in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
 

@@ -15,8 +15,13 @@ import pytest
 import torch
 
 from dataset.errors import UserError
-from train.ranks import cpus
-from train.ranks import scheduler
+from train.device import (
+    choose_device,
+    choose_precision,
+    choose_threads,
+    prefers_channels_last,
+)
+from train.ranks import cpus, scheduler
 from train.ranks.cpus import (
     Binding,
     allowed_cpus,
@@ -25,12 +30,6 @@ from train.ranks.cpus import (
     cpus_of_rank,
     own_binding,
     settle_openmp,
-)
-from train.device import (
-    choose_device,
-    choose_precision,
-    choose_threads,
-    prefers_channels_last,
 )
 from train.ranks.launch import Job, Launch
 from train.ranks.scheduler import (
@@ -86,7 +85,7 @@ def test_the_gpu_is_chosen_from_what_the_rank_sees(
 @pytest.mark.parametrize(("seen", "local_rank"), [(2, 2), (1, 1), (1, 0)])
 def test_more_ranks_than_gpus_are_refused(gpus: list[int], seen: int, local_rank: int) -> None:
     gpus[0] = seen
-    with pytest.raises(UserError, match=f"4 ranks on this node but {seen} GPUs"):
+    with pytest.raises(UserError, match=f"4 ranks on this node see {seen} GPU"):
         choose_device("auto", launch_of(local_rank, 4), {})
 
 

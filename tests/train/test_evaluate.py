@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -16,13 +17,13 @@ from torchvision import datasets, models, transforms
 from dataset.errors import BAD_DATA, DONE, USER_MISTAKE
 from tests.train import started_ranks as ranks
 from tests.train.data.test_data import spoil
-from train.ranks.comm import Comm
 from train.data.batches import Batch
+from train.data.sampler import BatchPlan, ValidationShare, share_validation
 from train.evaluate import evaluate, frozen
+from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.launch import Launch
 from train.records.record import read_lines
-from train.data.sampler import BatchPlan, ValidationShare, share_validation
 from train.step import MEAN, STD, Placement
 
 NUM_VAL, NUM_CLASSES = 35, 7
@@ -220,7 +221,7 @@ def test_weights_for_other_classes_or_of_another_arch_are_refused(
     job = ranks.run(evaluate_argv(images, other), tmp_path / "log").expect(USER_MISTAKE)
     assert "another number of classes" in job.log
     job = ranks.run([*evaluate_argv(images, weights), "-a", "squeezenet1_1"], tmp_path / "log1")
-    assert "of another arch" in job.expect(USER_MISTAKE).log
+    assert "for another --arch" in job.expect(USER_MISTAKE).log
     assert "Traceback" not in job.log
     job = ranks.run([str(images), "-e"], tmp_path / "log2").expect(USER_MISTAKE)
     assert "nothing to evaluate" in job.log
@@ -338,3 +339,18 @@ def test_all_ranks_vote_equally_often(world: int) -> None:
         shares = [share_validation(plan, num_images) for plan in plans]
         assert len({share.num_common for share in shares}) == 1
         assert shares[0].num_common == min(share.num_batches for share in shares)
+
+
+def test_training_without_validation_images_says_so_at_its_start_and_in_its_record(
+    images: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train").symlink_to(images / "train")
+    told = "no validation images: accuracy is not measured"
+    for folder, is_told in ((data, True), (images, False)):
+        out = tmp_path / f"out-{is_told}"
+        argv = [str(folder), "--max-steps", "1", "--output", str(out)]
+        log = ranks.run(argv, tmp_path / f"log-{is_told}").expect(DONE).log
+        dataset = json.loads((out / "run.json").read_text())["dataset"]
+        assert (told in log, dataset.get("note") == told, dataset["num_val"] == 0) == (is_told,) * 3

@@ -26,8 +26,8 @@ from dataset.errors import (
 )
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.data.test_data import spoil
 from tests.train.checkpoints.test_resume import final_state, find_differences
+from tests.train.data.test_data import spoil
 from train.checkpoints.checkpoint import list_checkpoints
 from train.records.record import read_epochs, read_run
 
@@ -149,7 +149,7 @@ def test_a_loss_that_is_no_number_ends_with_4_and_keeps_the_last_good_checkpoint
     assert (run["status"], run["exit_code"]) == ("failed", DIVERGED)
     assert find_differences(final_state(out), before) == []
     job = ranks.run(argv_for(images, out), tmp_path / "log2", world).expect(DONE)
-    assert "going on from step 2 of 10" in job.log
+    assert "continuing from step 2 of 10" in job.log
 
 
 def test_weights_that_are_not_finite_are_found_when_they_are_saved(
@@ -215,7 +215,7 @@ def test_a_run_whose_last_checkpoint_was_not_written_is_not_done(
     hooks.free_disk(small_disk)
     assert final_state(out)["step"] == 5
     again = ranks.run(argv, tmp_path / "log1").expect(DONE)
-    assert "going on from step 5 of 10" in again.log
+    assert "continuing from step 5 of 10" in again.log
     assert [epoch["epoch"] for epoch in read_epochs(out)] == [0, 1]
 
 
@@ -285,7 +285,7 @@ def test_a_folder_that_another_run_writes_to_is_refused(images: Path, tmp_path: 
     second = ranks.run(argv_for(images, out, "--epochs", "90"), tmp_path / "log1", 2)
     assert second.expect(USER_MISTAKE)
     assert f"another run writes to {out}" in second.log
-    assert "going on from step" not in second.log
+    assert "continuing from step" not in second.log
     seen = first.log.count("\n")
     first.wait_for(lambda: first.log.count("\n") > seen, "more progress")
     assert read_run(out)["status"] == "running"
@@ -309,7 +309,7 @@ def test_after_a_kill_the_folder_is_free_at_once(images: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("flags", "world", "words"),
     [
-        (["-b", "9"], 2, "does not divide over 2 ranks; use a multiple of 2"),
+        (["-b", "9"], 2, "cannot be split evenly over 2 ranks; use a multiple of 2"),
         (["--microbatch", "3"], 1, "--microbatch 3 does not divide the 8 images"),
         (["-b", "64"], 2, "42 training images are fewer than one batch of 64 on 2 ranks"),
         (["-a", "resnet5"], 1, "unknown --arch 'resnet5'; torchvision has resnet"),

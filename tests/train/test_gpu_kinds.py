@@ -13,9 +13,9 @@ import torch
 
 from condor import slot
 from dataset.errors import TRY_AGAIN, USER_MISTAKE
+from scripts.checks.surroundings import look_at_gpus
 from tests.gpu_sim import ranks as gpu
 from tests.gpu_sim import stories
-from scripts.checks.surroundings import look_at_gpus
 
 pytestmark = [pytest.mark.gpusim, pytest.mark.timeout(300)]
 DEVICES_BUSY = 46  # cudaErrorDevicesUnavailable

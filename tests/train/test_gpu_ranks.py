@@ -62,7 +62,7 @@ def test_two_ranks_on_one_gpu_are_refused_by_their_numbers(tmp_path: Path) -> No
     """--gres=gpu:1 with two tasks: both see the only one."""
     argv = [*DUMMY, "--output", str(tmp_path)]
     job = gpu.run(argv, tmp_path / "log", 2, env=gpu.slurm_step(1, 2, 1)).expect(USER_MISTAKE)
-    assert "rank 0 and rank 1 have one GPU" in job.log
+    assert "rank 0 and rank 1 share one GPU" in job.log
     assert "Traceback" not in job.log
 
 
@@ -132,5 +132,5 @@ def test_a_preempted_gpu_run_goes_on_on_the_cpu(
     step = gpu.read_run(out)["images_trained"] // 8
     assert 3 <= step < 10
     job = ranks.run(argv, tmp_path / "log2", 1).expect(0)
-    assert f"going on from step {step} of 10" in job.log
+    assert f"continuing from step {step} of 10" in job.log
     assert gpu.read_run(out)["images_trained"] == 80

@@ -92,5 +92,5 @@ def test_gpus_that_all_stand_still_are_recorded_as_a_failure(images: Path, tmp_p
     )
     job = gpu_ranks.run(argv, tmp_path / "log", 2, settings=FULL_QUEUE, hook=hook)
     assert job.codes == [CRASH, CRASH]
-    assert "no rank came further" in job.log
+    assert "no rank made progress" in job.log
     assert read_run(out)["status"] == "failed"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dataset.durable import write_json
 from train.config import TrainConfig, parse_config
 from train.last_run import RUNS, find_last, flags_of
-from train.records.record import RUN_FILE, write_json
+from train.records.record import RUN_FILE
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +50,10 @@ def test_a_run_of_a_path_that_is_not_utf8_is_found(argv: list[str]) -> None:
     assert os.fsencode(argv[-1])  # as the shell gives such a name
     assert find_last(cfg) == folder
     assert find_last(parse_config([*argv[:-1], argv[-1].replace("\udcff", "\udcfe")])) is None
+
+
+def test_a_path_is_recorded_as_given_and_found_however_it_is_spelled(tmp_path: Path) -> None:
+    assert flags_of(parse_config(["data"]))["data"] == "data"
+    folder = make_run("a", 1.0, parse_config(["data"]))
+    assert find_last(parse_config([str(tmp_path / "data")])) == folder
+    assert find_last(parse_config([str(tmp_path / "other")])) is None

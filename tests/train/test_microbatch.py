@@ -14,11 +14,11 @@ from tests.gpu_sim import ranks as gpu_ranks
 from tests.train import hooks
 from tests.train import started_ranks as ranks
 from tests.train.checkpoints.test_resume import final_state, find_differences
-from train.ranks.comm import Comm
 from train.config import TrainConfig
 from train.failure import explain
-from train.ranks.launch import Launch
 from train.microbatch import SPARE_BYTES, choose_microbatch, divisors, make_plan
+from train.ranks.comm import Comm
+from train.ranks.launch import Launch
 from train.records.record import read_run
 
 SLOT = {"_CONDOR_JOB_AD": "job.ad"}
@@ -96,7 +96,7 @@ def test_out_of_memory_is_final_only_outside_of_a_slot(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message, code = explain(error)
-    assert code == USER_MISTAKE and "lower --microbatch" in message
+    assert code == USER_MISTAKE and "use a smaller --microbatch" in message
     monkeypatch.setenv("_CONDOR_JOB_AD", "job.ad")
     assert explain(error)[1] == TRY_AGAIN
 

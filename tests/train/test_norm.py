@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import started_ranks as ranks
+from train.norm import StepStatistics
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.launch import detect_launch
-from train.norm import StepStatistics
 
 NUM_PARTS, NUM_STEPS, MOMENTUM = 4, 3, 0.1
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
         (["data", "--token", "none"], "--token none: no such file"),
         (["data", "--index-dir", "a-file"], "--index-dir a-file is a file"),
         (["data", "--data-dir", "a-file"], "--data-dir a-file is a file"),
-        (["data", "--output", "a-link"], "a-link is a link to nothing; mend it"),
+        (["data", "--output", "a-link"], "a-link is a broken link; fix it"),
         (["data", "--resume", "last"], "--resume last: no unfinished run of this command"),
         (["data", "-e"], "nothing to evaluate: name --weights FILE"),
         (["data", "-e", "--output", "data"], "nothing to evaluate: no checkpoint in data"),

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from dataset.errors import UserError
-from train.ranks.comm import Comm
 from train.data.batches import Batch
+from train.data.sampler import BatchPlan
+from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.launch import Launch
 from train.recipe import resolve_recipe
 from train.records.recorder import PhaseClock
-from train.data.sampler import BatchPlan
 from train.step import Placement, Trainer
 
 NUM_CLASSES, BATCH, MICROBATCH = 5, 8, 4

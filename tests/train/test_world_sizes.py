@@ -15,16 +15,16 @@ from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.train import thread_ranks
-from train.ranks.comm import Comm
 from train.data.batches import Batch, Schedule
+from train.data.sampler import BatchPlan, epoch_order, share_validation, split_validation
 from train.epoch import EpochMeter
 from train.evaluate import evaluate, frozen
+from train.progress import Progress
+from train.ranks.comm import Comm
 from train.ranks.interrupt import Interrupt, Vote
 from train.ranks.launch import detect_launch
-from train.progress import Progress
 from train.recipe import resolve_recipe
 from train.records.recorder import PhaseClock, summarise_phases
-from train.data.sampler import BatchPlan, epoch_order, share_validation, split_validation
 from train.step import Placement, Trainer
 
 WORLDS = [64, 128]

@@ -1,4 +1,4 @@
-"""Checkpoints: written beside the training, whole or not at all; the two latest and the best."""
+"""Checkpoints, written in the background and atomically; keeps the two latest and the best."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from dataset.durable import sync
 from dataset.errors import CommandError, DataError, UserError, describe_os_error
-from train.paths import check_checkpoint
 from train.checkpoints.snapshot import Snapshot
 from train.checkpoints.torch_file import find_damage, read_torch_file, write_torch_file
+from train.paths import check_checkpoint
 
 log = logging.getLogger("trainyard")
 
@@ -26,7 +27,7 @@ SCHEMA = 1
 NUM_KEPT = 2
 BEST_NAME = "best.pt"
 State = dict[str, Any]
-# What every checkpoint of this schema holds, and as what.
+# The fields of every checkpoint of this schema, and their types.
 FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("schema", "step", "microbatch"), (int,)),
     **dict.fromkeys(("model", "optimizer", "scaler", "ema"), (dict,)),
@@ -37,12 +38,12 @@ FIELDS: dict[str, tuple[type, ...]] = {
 
 
 class CheckpointWriter:
-    """Writes states in a thread; training waits only for a copy, on a GPU for none to the host."""
+    """Writes states in a thread; training waits only for a copy (on a GPU, within its memory)."""
 
     def __init__(self, folder: Path, first_step: int | None = None) -> None:
-        """first_step: where this attempt begins; later files are damaged, or of a given-up course.
+        """first_step: where this attempt begins. Later files are damaged, or no longer continued.
 
-        They go once there is a new one: else a damaged file would count as one of the two latest.
+        They are removed after the next checkpoint: else a damaged one would be among the latest.
         """
         self.folder = folder
         files = list_checkpoints(folder) if first_step is not None else []
@@ -57,9 +58,9 @@ class CheckpointWriter:
             part.unlink(missing_ok=True)
 
     def save(self, state: State, is_best: bool = False, records: Sequence[Path] = ()) -> None:
-        """Starts to write a state; an earlier one that is still being written is waited for.
+        """Starts to write a state, after waiting for the one before.
 
-        The records of what led to this state are on the disk before it is.
+        The records of the epochs before this state are synced to the disk first.
         """
         self.wait()
         arguments = (Snapshot(state), state["step"], is_best, records)
@@ -67,7 +68,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> bool:
-        """Whether the last state is durable, once its writing has ended."""
+        """Waits for the running write; True if the last state is safely on the disk."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -87,11 +88,11 @@ class CheckpointWriter:
                 return
             write_torch_file(part, state)
             for record in records:
-                _sync(record)
-            if is_best:  # first: a kill in between must not leave a state whose best is missing
+                sync(record)
+            if is_best:  # before the rename: no checkpoint may say it is the best without best.pt
                 _link_or_copy(part, self.folder / BEST_NAME)
             part.replace(path)
-            _sync(self.folder)
+            sync(self.folder)
             self.last_ok = True
             self.last_write_s = time.monotonic() - begin_s
             for old in self._given_up:
@@ -103,7 +104,7 @@ class CheckpointWriter:
             _unlink(part)
             reason = describe_os_error(error) or str(error)
             log.warning("checkpoint of step %d not written: %s", step, reason)
-        except Exception as error:  # of the device: the training must not go on without it
+        except Exception as error:  # of the device: raised again in wait()
             self._failure = error
 
 
@@ -117,7 +118,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def _prune(folder: Path, step: int) -> None:
-    """Leaves this step and the one before; later ones are of a course that was given up."""
+    """Keeps this step and the one before; later ones belong to an attempt that was given up."""
     newest = file_name(step)
     later = [path for path in list_checkpoints(folder) if path.name > newest]
     earlier = [path for path in list_checkpoints(folder) if path.name <= newest]
@@ -130,12 +131,12 @@ def load_latest(folder: Path) -> tuple[Path, State] | tuple[None, None]:
     for path in reversed(list_checkpoints(folder)):
         try:
             return path, load_checkpoint(path)
-        except CommandError as error:  # the disk damaged it after it was whole
+        except CommandError as error:  # damaged on the disk after it was written
             log.warning("%s: trying the one before", error)
     if list_checkpoints(folder):
         best = folder / BEST_NAME
-        hint = f"--resume {best} goes on from the best epoch, or " if _is_whole(best) else ""
-        raise DataError(f"no checkpoint in {folder} is whole; {hint}move it away to start anew")
+        hint = f"--resume {best} continues from the best epoch, or " if _is_whole(best) else ""
+        raise DataError(f"no checkpoint in {folder} is intact; {hint}move it away to start anew")
     return None, None
 
 
@@ -147,7 +148,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def load_checkpoint(path: Path) -> State:
-    """A checkpoint by its name; a missing or foreign file is an error, never a fresh start."""
+    """A checkpoint by its name; raises for a missing or foreign file, and never starts afresh."""
     check_checkpoint(path)
     state: Any = read_torch_file(path, must_be_zip=True)
     schema = state.get("schema") if isinstance(state, dict) else None
@@ -164,7 +165,7 @@ def load_checkpoint(path: Path) -> State:
 
 
 def _fits(value: Any, types: tuple[type, ...]) -> bool:
-    """Whether a field has one of its types; whole numbers are counts, and truth is none."""
+    """Whether a field has one of its types; an int must be a count, and bool is not an int."""
     if types == (int,):
         return type(value) is int and value >= 0
     return isinstance(value, types)
@@ -201,12 +202,3 @@ def _unlink(path: Path) -> None:
     """Removes a file that is in the way; one that cannot be removed is no reason to stop."""
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-def _sync(path: Path) -> None:
-    """Brings a file, or the names in a folder, to the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,4 +1,4 @@
-"""What a run goes on from: the output's latest checkpoint, a named one, or nothing."""
+"""What a run continues from: the output's latest checkpoint, a named one, or nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from dataset.errors import CommandError, UserError
 from train.checkpoints import checkpoint
-from train.ranks.comm import Comm
 from train.config import TrainConfig
-from train.ranks.launch import Launch
 from train.paths import nothing_to_evaluate
+from train.ranks.comm import Comm
+from train.ranks.launch import Launch
 
 log = logging.getLogger("trainyard")
 
@@ -19,7 +19,7 @@ log = logging.getLogger("trainyard")
 def find_checkpoint(
     cfg: TrainConfig, output: Path, launch: Launch, comm: Comm
 ) -> checkpoint.State | None:
-    """The state to go on from, or None for a fresh start: rank 0 reads it, the others receive it.
+    """The state to continue from, or None; rank 0 reads it and sends it to the others.
 
     128 ranks that read 200 MB at once would be 26 GB from the shared disk.
     """
@@ -50,7 +50,7 @@ def _load_latest(cfg: TrainConfig, folder: Path) -> tuple[Path | None, checkpoin
 
 
 def _is_restart(cfg: TrainConfig, latest: checkpoint.State | None) -> bool:
-    """Whether the output already went on from the named file: a requeue repeats the command."""
+    """Whether the output already continued from the named file: a requeue repeats the command."""
     if cfg.evaluate or latest is None:
         return False
     return bool(latest.get("resumed_from") == str(cfg.resume))
@@ -59,17 +59,17 @@ def _is_restart(cfg: TrainConfig, latest: checkpoint.State | None) -> bool:
 def refuse_changes(
     state: checkpoint.State, identity: dict[str, Any], cfg: TrainConfig, output: Path
 ) -> None:
-    """A checkpoint of another run is not continued, unless --force says so."""
+    """Raises for a checkpoint of another run, unless --force is given."""
     automatic = {"precision": cfg.precision, "decoder": cfg.decoder}
     chosen_here = {name for name, wanted in automatic.items() if wanted == "auto"}
     old, new = state["identity"], identity
     moved = checkpoint.describe_changes(*({k: d.get(k) for k in chosen_here} for d in (old, new)))
     if moved:  # a grid gives the next attempt another kind of machine
-        log.warning("this machine differs from the one before (%s): the run goes on", moved)
+        log.warning("this machine differs from the one before (%s); continuing", moved)
     kept = [{k: v for k, v in d.items() if k not in chosen_here} for d in (old, new)]
     changes = checkpoint.describe_changes(*kept)
     if changes and not cfg.force:
         raise UserError(
-            f"the run in {output} was another one ({changes}); use its settings, a new "
-            "--output, or --force to go on all the same"
+            f"the run in {output} had other settings ({changes}); use those, a new --output, "
+            "or --force to continue anyway"
         )

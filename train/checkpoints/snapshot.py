@@ -1,4 +1,4 @@
-"""A state as it is now, in host memory later: what a checkpoint costs the training is one copy.
+"""Copies a state now, and brings it to host memory later, so that a checkpoint costs one copy.
 
 On a GPU that copy is made on the device, in order with the steps before and after it. Another
 thread then brings it to pinned memory on a stream of its own, while training goes on.

@@ -1,4 +1,4 @@
-"""Files of torch.save: written whole with a checksum of every byte, checked before they are used.
+"""Files of torch.save: written with a checksum over all bytes, which is checked before use.
 
 torch.load checks nothing. A file of ours ends in a checksum, which is the comment of its zip, so
 that every reader of torch's files takes it. Files of others have the zip's own: one of each record.
@@ -30,7 +30,7 @@ READ_SIZE = 1 << 23
 
 
 def write_torch_file(path: Path, value: Any) -> None:
-    """Writes the value and its checksum durably; what the disk refuses is an OSError."""
+    """Writes the value and its checksum and syncs them; a disk problem is an OSError."""
     try:
         with open(path, "wb") as file:
             _save_summed(value, file)
@@ -47,7 +47,7 @@ def _save_summed(value: Any, file: BinaryIO) -> None:
     except RuntimeError:
         if summed.error is None:
             raise
-        # torch hides what the disk said behind "inline_container.cc … unexpected pos".
+        # torch replaces the disk's error by "inline_container.cc … unexpected pos".
         raise summed.error from None
     summed.add_comment()
 
@@ -55,7 +55,8 @@ def _save_summed(value: Any, file: BinaryIO) -> None:
 def read_torch_file(path: Path, *, must_be_zip: bool) -> Any:
     """The value of a whole file, on the CPU; a damaged one is a DataError.
 
-    The format of torch before 1.6 has no checksums: without must_be_zip it is read, and said so.
+    The format of torch before 1.6 has no checksums: it is read with a warning, or refused if
+    must_be_zip.
     """
     if must_be_zip or _is_zip(path):
         check_torch_file(path)
@@ -63,13 +64,13 @@ def read_torch_file(path: Path, *, must_be_zip: bool) -> Any:
         log.warning("%s is in torch's format before 1.6, without checksums: not verified", path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the bytes of a stranger are read as instructions: raise anything
+    except Exception as error:  # unpickling foreign bytes can raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0][:150]
         raise UserError(f"{path} cannot be loaded safely: {reason}") from None
 
 
 def check_torch_file(path: Path) -> None:
-    """Refuses a file of torch.save of which a byte is not what was written."""
+    """Raises if a byte of a file of torch.save was changed."""
     try:
         damage = find_damage(path)
     except OSError as error:
@@ -94,7 +95,7 @@ def find_damage(path: Path) -> str:
 
 
 def _find_damage_in_zip(path: Path) -> str:
-    """The same by the checksums that a zip has of each of its records."""
+    """The same, by the checksums that a zip keeps for each of its records."""
     if path.stat().st_size == 0:
         return "it is empty"
     try:
@@ -102,13 +103,13 @@ def _find_damage_in_zip(path: Path) -> str:
             bad = archive.testzip()
             return f"the checksum of {bad} differs" if bad else _find_odd_ends(path, archive)
     except Exception as error:  # zipfile raises what it likes for damaged headers
-        return f"it is no whole zip: {error or type(error).__name__}"
+        return f"it is not a complete zip: {error or type(error).__name__}"
 
 
 def _find_odd_ends(path: Path, archive: zipfile.ZipFile) -> str:
-    """torch writes nothing before the first record, no comment but ours, and no folders.
+    """What torch never writes: bytes before the first record, a comment but ours, a folder.
 
-    A record that a flipped bit calls a folder is left out by torch.load, without a word.
+    If a flipped bit turns a record into a folder, torch.load silently leaves it out.
     """
     with open(path, "rb") as file:
         starts_well = file.read(len(ZIP_START)) == ZIP_START
@@ -118,7 +119,7 @@ def _find_odd_ends(path: Path, archive: zipfile.ZipFile) -> str:
 
 
 def _is_zip(path: Path) -> bool:
-    """Whether it is, or was, a zip: damage may have met one of its ends."""
+    """Whether it is, or was, a zip: its start or its end may be damaged."""
     with open(path, "rb") as file:
         start = file.read(len(ZIP_START))
     return start in (ZIP_START, b"") or zipfile.is_zipfile(path)

@@ -59,7 +59,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The work of a run from one global step on, in order; the same code drives loader and loop."""
+    """The work of a run from one global step on, in order; the loader and the loop both use it."""
 
     plan: BatchPlan
     num_val_batches: int
@@ -102,7 +102,7 @@ class Draft:
 
 
 class Images:
-    """Makes the batch of an item; lives in every worker, and holds no state but caches."""
+    """Makes the batch of an item; exists in every worker, and has no state but caches."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Images:
             self.val_batches = split_validation(len(val), batch, plan.rank, plan.world_size)
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
         self.reads = Reads()
-        # Held while an image is decoded: threads that read may be more than there are cores.
+        # Held while an image is decoded: there may be more reading threads than cores.
         self.pace: Pace | None = None  # of the loader's threads
         self._looked_s = time.monotonic()
 
@@ -158,7 +158,7 @@ class Images:
         return source.where(index)
 
     def __getitem__(self, item: Item) -> Batch:
-        """The whole batch, made in this thread; an error comes as a value, not as a traceback."""
+        """The whole batch, made in this thread; an error is returned in it, not raised."""
         try:
             draft = self.draft(item)
             self.fill(draft, 0, len(draft.indices))
@@ -168,7 +168,7 @@ class Images:
             return Batch(empty, empty, [], str(error), type(error))
 
     def draft(self, item: Item) -> Draft:
-        """An empty batch for an item, with all that its slots need."""
+        """An empty batch for an item, with what is needed to fill its slots."""
         indices, size = self.indices(item), self.image_size
         source = self.val if item.is_val else self.train
         assert source is not None
@@ -183,14 +183,14 @@ class Images:
         return Draft(item, indices, uniforms, images, images.numpy(), labels, label_values)
 
     def _look_at_source(self, source: Source, is_start: bool) -> None:
-        """Looks whether the data was overwritten: where an epoch starts, and now and then."""
+        """Checks whether the data was overwritten, at the start of an epoch and now and then."""
         now_s = time.monotonic()
         if is_start or now_s - self._looked_s > LOOK_S:
             source.check_unchanged()
             self._looked_s = now_s
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a batch; only from pinned memory does a copy to a GPU not stop the caller."""
+        """Memory for a batch; pinned for a GPU, as only then a copy does not block the caller."""
         return torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)
 
     def fill(self, draft: Draft, start: int, end: int) -> None:
@@ -225,7 +225,7 @@ class Images:
         raise DataError("no training image can be decoded; is the data damaged?")
 
     def _fill_val(self, draft: Draft, slot: int) -> None:
-        """The sample, or label -1, which nobody counts."""
+        """The sample, or label -1, which is not counted."""
         assert self.val is not None
         index = int(draft.indices[slot])
         where, data = self.val.where(index), self._read(self.val, True, index)
@@ -239,8 +239,8 @@ class Images:
             draft.skipped.append((slot, where))
 
     def _refuse(self, error: DataError) -> None:
-        """Raises the error of an image that cannot be decoded, unless such images are tolerated."""
+        """Raises if an image cannot be decoded, unless such images are tolerated."""
         if not self.tolerate_bad:
             raise DataError(
-                f"{error}; --skip-bad-images N leaves out up to N such images an epoch"
+                f"{error}; --skip-bad-images N leaves out up to N such images per epoch"
             ) from None

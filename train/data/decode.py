@@ -1,4 +1,4 @@
-"""One image from bytes to pixels: Pillow's way, and the same through the kernel (no torch)."""
+"""One image from bytes to pixels, by Pillow or by the JPEG kernel (no torch)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VAL_RESIZE = 256 / 224  # the shorter side before the centre crop, as pytorch/ex
 
 
 def ignore_pillow_warnings() -> None:
-    """Silences what Pillow's own modules warn of, e.g. EXIF that nobody reads here, for good.
+    """Silences the warnings of Pillow's modules for good, e.g. about EXIF, which is not used here.
 
     Done once, at import: catch_warnings around each image is not thread-safe, and two loader
     threads could leave every warning of the process ignored.
@@ -37,7 +37,7 @@ ignore_pillow_warnings()
 
 
 def decode_train(data: bytes, name: str, size: int, uniforms: Uniforms) -> Pixels:
-    """A random resized crop with a random flip, both decided by uniforms."""
+    """A random resized crop with a random flip, both determined by uniform random numbers."""
     image = _open(data, name)
     left, top, width, height = choose_crop(image.width, image.height, uniforms)
     crop = image.crop((left, top, left + width, top + height))
@@ -61,9 +61,9 @@ def decode_val(data: bytes, name: str, size: int) -> Pixels:
 def _resize_window(
     image: Image.Image, full: tuple[int, int], left: int, top: int, size: int
 ) -> Image.Image:
-    """The same window without the rest: an image of 1 x 65500 pixels would take 6 GB.
+    """The same window without resizing the rest: a 1 x 65500 image would take 6 GB.
 
-    Not for all images: the filter's weights are rounded otherwise, by one level at most.
+    Not used for all images, because the filter's weights are rounded differently (one level).
     """
     across, down = image.width / full[0], image.height / full[1]
     box = (left * across, top * down, (left + size) * across, (top + size) * down)
@@ -74,7 +74,7 @@ class PilDecoder:
     """Pillow: the pixels that torchvision's transforms give."""
 
     name = "pil"
-    releases_gil = False  # not all the time: with more cores than two its threads would wait
+    releases_gil = False  # not all the time: with more than two cores its threads would wait
 
     def train(self, data: bytes, name: str, uniforms: Uniforms, out: Pixels) -> None:
         out[:] = decode_train(data, name, out.shape[0], uniforms)
@@ -84,7 +84,7 @@ class PilDecoder:
 
 
 class KernelDecoder:
-    """libjpeg-turbo on the rows and columns that count; what is odd goes to Pillow."""
+    """libjpeg-turbo on the rows and columns of the crop; unusual images are left to Pillow."""
 
     name = "kernel"
     releases_gil = True
@@ -123,7 +123,9 @@ def choose_decoder(wanted: str) -> Decoder:
     if kernel is not None:
         return KernelDecoder(kernel)
     if wanted == "kernel":
-        raise UserError("the JPEG kernel is not built; run `python -m train.data.jpeg`, it says why")
+        raise UserError(
+            "the JPEG kernel is not built; run `python -m train.data.jpeg`, it says why"
+        )
     return PilDecoder()
 
 
@@ -167,12 +169,12 @@ def _open(data: bytes, name: str) -> Image.Image:
         # The 16 bits of a PNG are mode "I" before Pillow 11.3.
         is_deep = image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG")
         return _from_16_bits(image) if is_deep else image.convert("RGB")
-    except UnidentifiedImageError:  # its text is the address of our buffer
-        reason = "it starts like no image" if data else "it is empty (0 bytes)"
+    except UnidentifiedImageError:  # its text only has the address of our buffer
+        reason = "its first bytes are not those of an image" if data else "it is empty (0 bytes)"
         raise DataError(f"cannot decode {name}: {reason}") from None
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # the readers of Pillow's formats raise what they like
+    except Exception as error:  # Pillow's readers raise errors of any kind
         reason = str(error).replace("\n", " ") or type(error).__name__
         raise DataError(f"cannot decode {name}: {reason}") from None
 

@@ -1,8 +1,8 @@
 """The optional JPEG kernel (jpeg_crop.c): built once, called through ctypes without the GIL.
 
-`python -m train.data.jpeg` builds it beside this file; `make setup` does so where a C compiler and the
-headers of libjpeg-turbo are there. It is linked with a copy of the libjpeg that Pillow's wheel
-carries, which lies beside it: the two files travel to machines that have neither. Without the
+`python -m train.data.jpeg` builds it beside this file; `make setup` does so where a C compiler and
+the headers of libjpeg-turbo are there. It is linked with a copy of the libjpeg in Pillow's wheel,
+which is put beside it: the two files can be copied to machines that have neither. Without the
 kernel Pillow decodes, which is slower and needs nothing.
 """
 
@@ -32,11 +32,16 @@ CARRIED = "libjpeg-*.so.62*"  # in Pillow's wheel: ABI 62, as the headers of lib
 HINT = (
     "install a C compiler and libjpeg-turbo's headers (Debian: gcc libc6-dev libjpeg62-turbo-dev)"
 )
+ELSEWHERE = (
+    "If you cannot install them, ask the administrators of this site, use conda (environment.yml), "
+    "or build the kernel with `make setup` on another Linux machine of the same architecture and "
+    "copy train/data/jpeg_crop-*.so and train/data/libjpeg-*.so* here."
+)
 Box = tuple[int, int, int, int]  # left, top, width, height
 
 
 class Kernel:
-    """The functions of the library; None from them means: leave this image to Pillow."""
+    """The functions of the library; None or False means that Pillow must decode the image."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -66,7 +71,7 @@ class Kernel:
         flip: bool,
         out: npt.NDArray[np.uint8],
     ) -> bool:
-        """Whether out [n, n, 3] now holds box resized to full, from corner on."""
+        """Whether out [n, n, 3] now holds a part, from corner on, of box resized to full."""
         assert out.flags.c_contiguous and out.shape == (out.shape[0], out.shape[0], 3)
         where = out.ctypes.data
         return not self._decode(data, len(data), *box, *full, *corner, out.shape[0], flip, where)
@@ -86,7 +91,7 @@ def load_kernel() -> Kernel | None:
 
 
 def library_path() -> Path:
-    """Where the library lies: named after its source, so that a stale one is never loaded."""
+    """The path of the library, named after its source, so that a stale one is never loaded."""
     digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:12]
     return SOURCE.with_name(f"jpeg_crop-{platform.machine()}-{digest}.so")
 
@@ -101,7 +106,7 @@ def find_carried_libjpeg() -> Path | None:
 
 
 def build_kernel() -> str | None:
-    """Builds the library; gives why it could not, or None."""
+    """Builds the library; returns why it could not, or None."""
     path = library_path()
     if path.exists() and _can_load(path):
         return None
@@ -120,7 +125,7 @@ def build_kernel() -> str | None:
 
 
 def _can_load(path: Path) -> bool:
-    """Whether it is whole: the libjpeg beside it may be missing."""
+    """Whether it can be loaded: the libjpeg beside it may be missing."""
     try:
         Kernel(path)
     except OSError:
@@ -165,10 +170,10 @@ def _find_compiler() -> list[str]:
 
 
 def main() -> int:
-    """Builds the kernel; not being able to is no error, since Pillow does the work too."""
+    """Builds the kernel; a failure is not an error, since Pillow decodes, too."""
     problem = build_kernel()
     if problem:
-        print(f"JPEG kernel not built, Pillow will decode (slower): {problem}")
+        print(f"JPEG kernel not built, Pillow will decode (slower): {problem}\n{ELSEWHERE}")
     else:
         print(f"JPEG kernel: {library_path().name}")
     return 0

@@ -1,6 +1,6 @@
-"""The data set, opened by one rank a node: the others take its list from the node's memory.
+"""The data set, opened by one rank per node; the others read its list from shared memory.
 
-To list 1.28 million files is minutes of work for a shared disk, and again for each rank that does.
+Listing 1.28 million files takes a shared disk minutes, and again for each rank that does it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from train.data.sources import Dataset
 from train.ranks.comm import Comm
 from train.ranks.cpus import own_binding
-from train.data.sources import Dataset
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -41,7 +41,7 @@ def open_once_a_node(open_own: Callable[[], Dataset], is_first: bool, comm: Comm
 
 
 def _put_down(dataset: Dataset) -> Path | None:
-    """Where the other ranks of the node find it; None: there is no room for it."""
+    """Where the other ranks of the node find it; None if there is no room for it."""
     folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     try:
         fd, name = tempfile.mkstemp(prefix="trainyard-listing-", dir=folder)
@@ -58,7 +58,7 @@ def _put_down(dataset: Dataset) -> Path | None:
 
 
 def _take_up(offers: list[Path | None]) -> Dataset | None:
-    """The first that can be read; None: this rank's container has a memory of its own."""
+    """The first that can be read; None if this rank's container has shared memory of its own."""
     for path in offers:
         try:
             if path is not None and path.stat().st_uid == os.geteuid():

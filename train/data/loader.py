@@ -1,4 +1,4 @@
-"""Batches ahead of the training: threads or worker processes, started once for all epochs."""
+"""Makes batches ahead of the training, in threads or worker processes started once for a run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dataset.errors import CommandError
 from train.data.batches import Batch, Draft, Images, Item, Schedule
 from train.data.pace import Pace
 
-CHUNK = 4  # images a task: small enough that all threads work on the batch that is waited for
-# Batches that are being filled: enough for a disk that stops for a moment, where memory allows.
+CHUNK = 4  # images per task: small enough that all threads work on the next batch
+# Batches filled at a time: enough to bridge a moment without disk, if memory allows.
 MIN_BATCHES_AHEAD, BATCHES_AHEAD, MAX_BYTES_AHEAD = 3, 6, 512 << 20
 # A read on a shared disk waits for 5 to 10 ms, in which a core decodes several images.
 READERS_PER_DECODER, MAX_READERS = 8, 64
@@ -28,10 +28,10 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 def load_batches(
     images: Images, items: Iterable[Item], num_workers: int, num_readers: int | None = None
 ) -> Iterator[Batch]:
-    """The batches of the items, in order; the error of one is raised where it would have come.
+    """The batches of the items, in order; the error of one is raised in its place.
 
-    Worker processes are started here and not with the first batch: torch hears of the death of a
-    worker, and a worker of that of its parent, by the thread that started it.
+    Worker processes are started here and not with the first batch, because torch notices a dead
+    worker, and a worker a dead parent, through the thread that started it.
     """
     if num_workers == 0:
         return _raise_errors(images[item] for item in items)
@@ -49,12 +49,12 @@ def _raise_errors(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def count_readers(num_decoders: int) -> int:
-    """How many threads read where so many of them may decode at a time."""
+    """How many threads read if this many may decode at a time."""
     return max(num_decoders, min(MAX_READERS, READERS_PER_DECODER * num_decoders))
 
 
 def count_ahead(images: Images, num_threads: int) -> int:
-    """How many batches are under way: bounded in memory, but never so few that threads idle."""
+    """How many batches are filled at a time: bounded by memory, but enough for all threads."""
     batch = images.plan.microbatch
     fitting = MAX_BYTES_AHEAD // (batch * images.image_size**2 * 3)
     busy = 1 + 2 * num_threads * CHUNK // batch
@@ -66,8 +66,8 @@ def _load_in_threads(
 ) -> Iterator[Batch]:
     """All threads work on the oldest batch first; each reads an image, then waits to decode it.
 
-    So as many reads wait for the disk at once as it takes (train/data/pace.py), no core is asked to
-    decode two images at a time, and a thread holds the bytes of one image at most.
+    So enough reads wait for the disk at once (train/data/pace.py), no core decodes two images at a
+    time, and a thread holds the bytes of at most one image.
     """
     most_ahead = count_ahead(images, num_threads)
     images.pace = Pace(num_decoders, num_threads)
@@ -140,7 +140,7 @@ def _take(batches: Iterator[Batch]) -> Iterator[Batch]:
 def dummy_batches(
     schedule: Schedule, num_classes: int, image_size: int, device: torch.device
 ) -> Iterator[Batch]:
-    """One made-up batch over and over, on the device: what the model alone can do."""
+    """One made-up batch on the device, again and again: measures the model alone."""
     size = (schedule.plan.microbatch, image_size, image_size, 3)
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
@@ -151,7 +151,7 @@ def dummy_batches(
 
 
 def copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The batches on the device; on a GPU each is copied on a side stream, one ahead of its use."""
+    """The batches on the device; a GPU copies each on a side stream, one batch ahead."""
     if device.type != "cuda":
         yield from batches
         return
@@ -175,9 +175,9 @@ def _copy(batch: Batch, device: torch.device, stream: Any) -> tuple[Batch, Any]:
 
 
 def _hand_over(batch: Batch, copied: Any) -> Batch:
-    """Makes the computing stream wait for this copy alone, for the next one is under way already.
+    """Makes the computing stream wait for this copy, and not for the next one, already running.
 
-    And tells the allocator who uses the memory.
+    It also tells the allocator that this stream uses the memory.
     """
     current = torch.cuda.current_stream()
     current.wait_event(copied)
@@ -187,7 +187,7 @@ def _hand_over(batch: Batch, copied: Any) -> Batch:
 
 
 def _die_with_rank() -> None:
-    """A killed rank's workers would keep its sockets open, and the other ranks waiting, for 5 s."""
+    """Makes a worker die with its rank; else it keeps the rank's sockets open for 5 s."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -197,7 +197,7 @@ def _as_is(batch: Any) -> Any:
 
 
 def _init_worker(worker: int) -> None:
-    """A worker computes on one core, and leaves Ctrl-C and the scheduler's signals to its rank."""
+    """Limits a worker to one core, and leaves Ctrl-C and the scheduler's signals to its rank."""
     _die_with_rank()
     info: Any = get_worker_info()
     info.dataset.reads.take_row(worker)

@@ -1,4 +1,4 @@
-"""How many threads of the loader fill batches at a time: enough that no decoder waits for a read.
+"""How many loader threads work at a time: enough that no decoder waits for a read.
 
 A read that waits for a shared disk needs more threads than cores; a read from memory does not, and
 threads that only wait for each other cost a quarter of the speed (benchmarks/loader_latency.py).
@@ -16,7 +16,7 @@ SPARE = 1.25  # reads scatter: some more threads than the mean would need
 
 
 class Pace:
-    """Turns of threads: all at first, then as many as the measured times ask for."""
+    """Lets threads take turns: all at first, then as many as the measured times need."""
 
     def __init__(self, num_decoders: int, num_threads: int) -> None:
         self.limit = self._most = max(num_decoders, num_threads)
@@ -29,7 +29,7 @@ class Pace:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """A turn of this thread, in which it reads and decodes some images."""
+        """This thread's turn, in which it reads and decodes some images."""
         with self._changed:
             while self._num_active >= self.limit:
                 self._changed.wait()
@@ -45,14 +45,14 @@ class Pace:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Counts what is done in it as a read."""
+        """Counts the time inside as reading."""
         begin_s = time.perf_counter()
         yield
         self._spent.read_s += time.perf_counter() - begin_s
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Counts what is done in it as decoding, and lets no more threads in than may decode."""
+        """Counts the time inside as decoding, and admits only as many threads as may decode."""
         with self._decoding:
             begin_s = time.perf_counter()
             yield
@@ -70,6 +70,6 @@ class Pace:
 
 
 def choose_limit(num_decoders: int, most: int, reads_per_decode: float) -> int:
-    """Threads that keep so many decoders busy, where a read takes so many times a decoding."""
+    """Threads that keep this many decoders busy, given the time of a read in decodings."""
     wanted = round(num_decoders * (1 + reads_per_decode) * SPARE)
     return max(num_decoders, min(most, wanted))

@@ -1,10 +1,10 @@
-"""Waiting for batches without being stuck: a read that never returns is named, and can be left.
+"""Waiting for batches without getting stuck: a read that never returns is named, and abandoned.
 
-The main thread never reads an image and never waits inside the loader. A thread of its own takes
-the batches from the loader; the main thread waits for that thread a moment at a time, and between
-two moments looks whether somebody wants to stop. So whatever hangs in the loader, a dead network
-disk or a worker process, the run can be saved and ended. The loader must keep one rule: every read
-goes through train/data/reads.py, or its file cannot be named.
+The main thread never reads an image and never waits inside the loader. Another thread takes the
+batches from the loader. The main thread waits for that thread in short intervals, and checks
+between them whether the run is to stop. So whatever hangs in the loader, a dead network disk or a
+worker process, the run can be saved and ended. The loader must follow one rule: every read goes
+through train/data/reads.py, so that it can be named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Stop = Callable[[], Vote]
 
 
 class Stranded(Exception):
-    """No batch comes, and somebody wants to stop: the step under way cannot be finished."""
+    """The run is to stop, but no batch comes: the current step cannot be finished."""
 
     def __init__(self, vote: Vote, what: str) -> None:
         super().__init__(f"no batch came: {what}")
@@ -38,7 +38,7 @@ class Stranded(Exception):
 
 
 class PatientBatches(Iterator[Batch]):
-    """The batches of a loader, each waited for by looking up again and again."""
+    """The batches of a loader, waited for in short intervals."""
 
     def __init__(
         self, batches: Iterator[Batch], images: Images, stop: Stop, device: torch.device
@@ -72,7 +72,7 @@ class PatientBatches(Iterator[Batch]):
         self._asked.put(False)
 
     def _look(self) -> str:
-        """What is being waited for; a read that takes very long is said in the log."""
+        """What is being waited for; logs a read that takes very long."""
         read = self._images.reads.slowest()
         if read is None:
             return "the loader has not finished it"
@@ -81,7 +81,7 @@ class PatientBatches(Iterator[Batch]):
             self._warn_at_s = WARN_S
         elif read.seconds >= self._warn_at_s:
             self._warn_at_s = 2 * read.seconds
-            text = "%s %.0f s and is not there yet: training waits; does its disk answer?"
+            text = "%s %.0f s and has not arrived; training waits. Does its disk answer?"
             log.warning(text, what, read.seconds)
         return f"{what} {read.seconds:.0f} s"
 
@@ -92,11 +92,11 @@ def _hand_out(
     given: queue.SimpleQueue[Batch | BaseException],
     device: torch.device,
 ) -> None:
-    """Gives a batch or an error for each request; ends with the one who asks."""
-    if device.type == "cuda":  # the device is a thread's own, and pinned memory belongs to it
+    """Answers each request with a batch or an error; ends when its requester is gone."""
+    if device.type == "cuda":  # a thread has its own current device, which owns pinned memory
         torch.cuda.set_device(device)
     while asked.get():
         try:
             given.put(next(batches))
-        except BaseException as error:  # StopIteration too: it is raised where it is waited for
+        except BaseException as error:  # StopIteration too: raised again in the waiting thread
             given.put(error)

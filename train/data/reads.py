@@ -1,4 +1,4 @@
-"""What the loader's threads and worker processes read at this moment (no torch)."""
+"""What the loader's threads and worker processes are reading right now (no torch)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from train.data.sources import Source
 
-MAX_READERS = 1024  # more share a row: then the name may be that of another slow read
+MAX_READERS = 1024  # more share rows: the name may then be of another slow read
 
 
 class SlowRead(NamedTuple):
@@ -24,7 +24,7 @@ class SlowRead(NamedTuple):
 
 
 class Reads:
-    """A row for each reader, in memory that forked workers share with the one that waits."""
+    """A row for each reader, in memory that forked workers share with the waiting process."""
 
     def __init__(self) -> None:
         memory = mmap.mmap(-1, MAX_READERS * 3 * 8)
@@ -38,7 +38,7 @@ class Reads:
         self._mine.row = self._rows[number % MAX_READERS]
 
     def read(self, source: Source, is_val: bool, index: int) -> bytes:
-        """The bytes of an image; that they are being read is noted as long as it takes."""
+        """The bytes of an image; the read is listed while it runs."""
         if not hasattr(self._mine, "row"):
             self.take_row(next(self._count))
         row = self._mine.row
@@ -50,7 +50,7 @@ class Reads:
             row[0] = 0.0
 
     def slowest(self) -> SlowRead | None:
-        """The read that began first of those under way."""
+        """The oldest read that is running."""
         rows = self._rows[self._rows[:, 0] > 0].copy()
         if not len(rows):
             return None

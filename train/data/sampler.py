@@ -45,7 +45,7 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> Int64s:
 
 
 def sample_uniforms(seed: int, epoch: int, indices: Int64s, count: int) -> npt.NDArray[np.float64]:
-    """count numbers in [0, 1) for each sample: what its crop and flip are made of."""
+    """count numbers in [0, 1) for each sample, which determine its crop and flip."""
     base = np.uint64(derive_key(seed, epoch, 0x5EED))
     with np.errstate(over="ignore"):
         rows = mix(indices.astype(np.uint64) * np.uint64(_GOLDEN) + base)
@@ -56,9 +56,9 @@ def sample_uniforms(seed: int, epoch: int, indices: Int64s, count: int) -> npt.N
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How a global batch is cut: into microbatches first, and those dealt to the ranks in runs.
+    """How a global batch is cut into microbatches, of which each rank gets a contiguous run.
 
-    The cut does not depend on the ranks, so that batch norm sees the same groups on any of them.
+    The cut does not depend on the number of ranks, so batch norm always sees the same groups.
     """
 
     num_samples: int
@@ -73,7 +73,7 @@ class BatchPlan:
 
     @property
     def num_dropped(self) -> int:
-        """Samples of an epoch's tail that no step sees; others in the next epoch."""
+        """Samples that no step of an epoch uses; they differ from epoch to epoch."""
         return self.num_samples - self.steps_per_epoch * self.batch_size
 
     @property
@@ -94,7 +94,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class ValidationShare:
-    """This rank's part of the validation set; ranks may differ by one batch, or by some images."""
+    """This rank's part of the validation set; parts may differ by one batch or a few images."""
 
     num_images: int  # of the whole set
     num_batches: int

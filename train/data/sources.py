@@ -16,15 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dataset.archive.class_folders import list_classes, list_images, refuse_empty
-from dataset.errors import CommandError, DataError, PassingError, UserError, describe_os_error
 from dataset.archive.index import find_current, find_or_build_index
 from dataset.archive.index_file import TarIndex
 from dataset.archive.output_folder import find_unfinished
+from dataset.errors import CommandError, DataError, PassingError, UserError, describe_os_error
+from dataset.names import KAGGLE_ZIP, TRAIN_TAR, VAL_TAR
+from dataset.words import count
 
 log = logging.getLogger("trainyard")
-
-TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
-ZIP_NAME = "imagenet-object-localization-challenge.zip"
 
 
 class Source(Protocol):
@@ -82,7 +81,7 @@ class FolderSource:
     def read(self, index: int) -> bytes:
         file = self.where(index)
         try:
-            # Without waiting: a FIFO in place of an image would keep the reader for ever.
+            # Non-blocking: a FIFO in place of an image would block the reader for ever.
             fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
             try:
                 found = os.fstat(fd)
@@ -95,7 +94,7 @@ class FolderSource:
             raise explain_failed_read(error, file) from None
 
     def check_unchanged(self) -> None:
-        """A folder's files are opened anew for each read: there is nothing to compare with."""
+        """Does nothing: a folder's files are opened for each read, so none can be stale."""
 
 
 class TarSource:
@@ -139,9 +138,9 @@ class TarSource:
             raise explain_failed_read(error, where) from None
 
     def check_unchanged(self) -> None:
-        """Refuses a tar that was overwritten or replaced since this process opened it.
+        """Raises if the tar was overwritten or replaced since this process opened it.
 
-        The index says where the images of the former one were: others would be read in silence.
+        The index is that of the old tar: wrong bytes would be read without notice.
         """
         try:
             now = _identify(self.index.tar)
@@ -151,8 +150,8 @@ class TarSource:
             changes = zip(now._fields, self._first_seen, now, strict=True)
             told = ", ".join(f"{name} {old} -> {new}" for name, old, new in changes if old != new)
             raise DataError(
-                f"{self.index.tar} was changed while it is trained from ({told}); put the former "
-                f"one back, or index it again: python scripts/index_tar.py {self.index.tar}"
+                f"{self.index.tar} was changed during the training ({told}); put the old one "
+                f"back, or index it again: python scripts/index_tar.py {self.index.tar}"
             )
 
 
@@ -179,7 +178,7 @@ class Dataset:
 
 
 def open_dataset(path: Path, index_dir: Path | None, *, allow_empty: bool = False) -> Dataset:
-    """The data set at a path; an extracted folder wins over a tar beside it.
+    """The data set at a path; an extracted folder is preferred to a tar beside it.
 
     allow_empty: class folders without an image are classes too.
     """
@@ -195,7 +194,7 @@ def open_dataset(path: Path, index_dir: Path | None, *, allow_empty: bool = Fals
 
 
 def check_data(path: Path) -> None:
-    """Refuses a path at which there is neither an extracted folder nor a tar."""
+    """Raises if a path has neither an extracted folder nor a tar."""
     if not path.exists():
         raise UserError(f"no such data: {path}; name a folder with train/ and val/, or the tars")
     if not _is_extracted(path) and not _find_tars(path):
@@ -206,7 +205,7 @@ def check_data(path: Path) -> None:
 
 
 def needs_index(path: Path, index_dir: Path | None) -> bool:
-    """Whether a tar of the data set must be indexed; that there is no data, open_dataset says."""
+    """Whether a tar of the data set must be indexed; open_dataset reports missing data."""
     if not path.exists() or _is_extracted(path):
         return False
     found = (
@@ -228,7 +227,7 @@ def _find_tars(path: Path) -> list[Path]:
 
 
 def _check_finished(folder: Path) -> None:
-    """Refuses a folder whose extraction was stopped: it would pass for a smaller data set."""
+    """Raises if an extraction is unfinished: it would look like a smaller data set."""
     staging = find_unfinished(folder)
     if staging is not None:
         raise UserError(
@@ -254,12 +253,13 @@ def fingerprint_of(*sources: Source | None) -> str:
 
 def _check_halves(kind: str, path: Path, train: Source, val: Source | None = None) -> Dataset:
     """The data set, once the validation classes are known to be among the training classes."""
-    if val is not None and val.classes != train.records.classes:
-        known = {wnid: label for label, wnid in enumerate(train.records.classes)}
+    if val is not None and val.classes != train.classes:
+        known = {wnid: label for label, wnid in enumerate(train.classes)}
         strange = [wnid for wnid in val.classes if wnid not in known]
         if strange:
             raise UserError(
-                f"{len(strange)} validation classes have no training images, e.g. {strange[0]}; "
+                f"{count(len(strange), 'validation class has', 'validation classes have')} "
+                f"no training images, e.g. {strange[0]}; "
                 "is val/ sorted into class folders?"
             )
         missing = sorted(known.keys() - set(val.classes), key=os.fsencode)
@@ -282,7 +282,7 @@ def _read_whole(fd: int, size: int, offset: int, name: str) -> bytes:
 
 
 def explain_failed_read(error: OSError, where: str) -> CommandError:
-    """The error of a read that failed: what the user can mend, or a disk that may answer later."""
+    """The error for a failed read: one that the user can fix, or a disk that may recover."""
     lasting = describe_os_error(OSError(error.errno, error.strerror, where))
     if lasting and error.errno != errno.EIO:  # of a network disk it says no more than a time-out
         return UserError(lasting)
@@ -297,6 +297,6 @@ def _cut(blob: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> list[byt
 
 
 def _hint_about_zip(folder: Path) -> str:
-    if (folder / ZIP_NAME).exists():
-        return f"; {ZIP_NAME} must be extracted first with scripts/extract_ILSVRC_mp.py"
+    if (folder / KAGGLE_ZIP).exists():
+        return f"; {KAGGLE_ZIP} must be extracted first with scripts/extract_ILSVRC_mp.py"
     return ""

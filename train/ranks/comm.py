@@ -17,17 +17,24 @@ from train.ranks.compat import has_keys, init_process_group
 from train.ranks.interfaces import choose_interfaces, find_own_address
 from train.ranks.launch import Launch
 from train.ranks.rendezvous import connect, is_served
-from train.ranks.watch import LOST_AFTER_S, Beat, Judge, name_behind, name_silent, unpack_beat
+from train.ranks.watch import (
+    LOST_AFTER_S,
+    Beat,
+    Judge,
+    name_behind,
+    name_silent,
+    unpack_beat,
+)
 
 HEARTBEAT_S = 1.0
-# How much later than ours the timeouts of the collectives come: the watching thread knows who is
-# missing, and NCCL's aborts the process without a record.
+# The collectives' own timeouts come this much later than ours, because our watching thread knows
+# which rank is missing, and NCCL's timeout aborts the process without a record.
 COLLECTIVES_LATER_S = 60.0
-RANK_0_LOST = "lost contact with rank 0 (it does not answer any more)"
+RANK_0_LOST = "lost contact with rank 0 (it no longer answers)"
 
 
 class Comm:
-    """The process group of a run; with one rank every method gives its answer at once."""
+    """The process group of a run; with one rank every method returns at once."""
 
     def __init__(self, launch: Launch) -> None:
         self.rank = launch.rank
@@ -46,9 +53,9 @@ class Comm:
         gpu: str = "",
         on_failure: Callable[[str, int], None] | None = None,
     ) -> None:
-        """Meets the other ranks; `gpu` tells this rank's GPU from all others, where it has one.
+        """Joins the other ranks; `gpu` identifies this rank's GPU, if it has one.
 
-        From then on on_failure is called when another rank fails, while the groups are made too.
+        From then on, even while the groups are made, on_failure is called when another rank fails.
         """
         launch = self._launch
         standstill_s = timeout_s + COLLECTIVES_LATER_S / 2 if device.type == "cuda" else None
@@ -74,7 +81,7 @@ class Comm:
         self.control = dist.new_group(backend="gloo", timeout=timeout)
 
     def advance(self, doing: str) -> None:
-        """Notes that this rank came further: that tells who hangs when the others wait for it.
+        """Notes progress of this rank, which shows who hangs when the others wait for it.
 
         Every rank must call it equally often.
         """
@@ -106,7 +113,7 @@ class Comm:
         return box[0]
 
     def wait_until_done(self, what: str, num_ranks: int) -> None:
-        """Waits, for as long as it takes, until so many ranks have said that they are done."""
+        """Waits, for as long as it takes, until this many ranks have said that they are done."""
         if self._store is None:
             return
         beats, last_look_s = self._read_beats(), time.monotonic()
@@ -123,16 +130,16 @@ class Comm:
             self._store.add(f"done/{what}", 1)
 
     def claim(self, what: str) -> bool:
-        """Whether this rank is the first that wants to do something; True without a store."""
+        """Whether this rank is the first to claim something; True without a store."""
         return self._store is None or bool(self._store.add(f"claim/{what}", 1) == 1)
 
     def watch(self, on_failure: Callable[[str, int], None]) -> None:
-        """Starts a thread that beats for this rank and calls on_failure when another one fails."""
+        """Starts the thread that sends this rank's heartbeat and watches the others'."""
         if self._store is not None:
             threading.Thread(target=self._beat_and_listen, args=(on_failure,), daemon=True).start()
 
     def claim_failure(self) -> bool:
-        """Whether this rank is the first that fails, and so the one whose error is printed."""
+        """Whether this rank is the first to fail; only its error is printed."""
         if self._store is None:
             return True
         self._closing = True
@@ -142,7 +149,7 @@ class Comm:
             return True
 
     def announce_failure(self, message: str, code: int) -> None:
-        """Tells the other ranks that this one fails, and gives them time to hear it."""
+        """Tells the other ranks that this one fails, and gives them time to notice."""
         self._closing = True  # this rank's own thread need not hear it
         self._announce(message, code)
 
@@ -157,9 +164,9 @@ class Comm:
             time.sleep(2 * HEARTBEAT_S)  # the store dies with this process
 
     def first_failure(self) -> tuple[str, int] | None:
-        """(message, exit code) of another rank: announced, after a moment too, or seen from here.
+        """(message, exit code) of another rank that failed: announced, or noticed from here.
 
-        None: no rank is missing, so what failed here is all that is known.
+        Waits a moment for an announcement. None: no rank is missing; the failure is our own.
         """
         if self._store is None:
             return None
@@ -184,10 +191,10 @@ class Comm:
             dist.destroy_process_group()
 
     def _wait_for_all(self, timeout_s: float, gpu: str) -> None:
-        """Returns when every rank is here; the error names those that did not come.
+        """Returns when every rank has joined; the error names those that never did.
 
-        The last one to come says so: with each rank asking for every other, rank 0 would answer
-        for 16,384 keys twenty times a second on 128 ranks.
+        The last one to join tells all: if each of 128 ranks asked for every other, rank 0 would
+        have to answer for 16,384 keys twenty times a second.
         """
         keys = self._here_keys()
         deadline_s = time.monotonic() + timeout_s
@@ -209,23 +216,23 @@ class Comm:
         return [f"here/{rank}" for rank in range(self.world_size)]
 
     def _refuse_shared_gpus(self) -> None:
-        """Fails where two ranks have one GPU: NCCL would refuse them, in words of its own."""
+        """Raises if two ranks share a GPU: NCCL would refuse them with an obscure message."""
         first: dict[bytes, int] = {}
         for rank, gpu in enumerate(self._store.multi_get(self._here_keys())):
             other = first.setdefault(gpu, rank)
             if gpu and other != rank:
                 name = gpu.decode().rpartition("/")[2]
                 raise UserError(
-                    f"rank {other} and rank {rank} have one GPU ({name}); ask for one GPU a task "
+                    f"rank {other} and rank {rank} share one GPU ({name}); ask for one per task "
                     "(--gpus-per-task=1), or start fewer ranks"
                 )
 
     def _refuse_absent(self, keys: list[str], timeout_s: float) -> None:
         absent = [str(rank) for rank, key in enumerate(keys) if not has_keys(self._store, [key])]
         if self.rank == 0:
-            time.sleep(2 * HEARTBEAT_S)  # the store dies with this process; all may look first
+            time.sleep(2 * HEARTBEAT_S)  # the store dies with this process: the others look first
         raise PassingError(
-            f"rank {', '.join(absent)} of {self.world_size} did not come within "
+            f"rank {', '.join(absent)} of {self.world_size} did not join within "
             f"{timeout_s:.0f} s; its log says why"
         )
 
@@ -244,7 +251,7 @@ class Comm:
             time.sleep(HEARTBEAT_S)
 
     def _beat(self) -> tuple[str, int] | None:
-        """Shows the others that this rank lives; gives what is wrong with one of them."""
+        """Sends this rank's heartbeat; returns what is wrong with another rank, if anything."""
         stamp = str(time.monotonic())
         self._store.set(f"alive/{self.rank}", Beat(self._progress, self._doing, stamp).pack())
         if has_keys(self._store, ["failed"]):
@@ -258,7 +265,7 @@ class Comm:
         return missing, CRASH
 
     def _read_beats(self) -> list[Beat]:
-        """What each rank wrote last; only its change tells, for clocks of nodes may differ."""
+        """The last heartbeat of each rank; only changes count, as the nodes' clocks may differ."""
         keys = [f"alive/{rank}" for rank in range(self.world_size)]
         return [unpack_beat(raw) for raw in self._store.multi_get(keys)]
 

@@ -21,7 +21,7 @@ def make_scaler(device_type: str, enabled: bool) -> Any:
 
 
 def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """The model under DDP. Its buffers are ours (train/norm.py), so DDP leaves them alone."""
+    """The model under DDP, which leaves its buffers alone: train/norm.py handles them."""
     with warnings.catch_warnings():
         # 2.15 warns that broadcast_buffers gets another name, which 2.1 does not know.
         warnings.simplefilter("ignore", FutureWarning)
@@ -54,7 +54,7 @@ def has_keys(store: Any, keys: Sequence[str]) -> bool:
     """Whether a store holds all keys, without waiting; Store.check came after 2.1."""
     if hasattr(store, "check"):
         return bool(store.check(list(keys)))
-    # Of a key that is not there compare_set returns what was expected, and leaves it so.
+    # For a missing key compare_set returns the expected value, and does not create it.
     return all(store.compare_set(key, _NO_VALUE, _NO_VALUE) != _NO_VALUE.encode() for key in keys)
 
 

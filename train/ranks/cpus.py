@@ -20,7 +20,7 @@ class Binding(NamedTuple):
 
 
 def settle_openmp(env: MutableMapping[str, str]) -> None:
-    """Sets how torch's threads behave among others; they read it when torch is imported.
+    """Sets how torch's threads share cores with others; OpenMP reads it when torch is imported.
 
     HTCondor sets OMP_THREAD_LIMIT to the slot's CPUs. With 1, seen on a pool, the first backward
     pass never ends: torch runs it in a second thread, to which libgomp grants none. And threads
@@ -35,7 +35,7 @@ def settle_openmp(env: MutableMapping[str, str]) -> None:
 
 
 def allowed_cpus(env: Mapping[str, str]) -> int:
-    """Cores by affinity, cgroup quota, SLURM_CPUS_PER_TASK and HTCondor slot, the least of all."""
+    """The smallest of affinity, cgroup quota, SLURM_CPUS_PER_TASK and the HTCondor slot's cores."""
     limits = [len(os.sched_getaffinity(0)), cgroup_cpus() or math.inf, slot_cpus(env) or math.inf]
     limits.append(task_cpus(env) or math.inf)
     return max(1, int(min(limits)))
@@ -44,9 +44,9 @@ def allowed_cpus(env: Mapping[str, str]) -> int:
 def cpus_of_rank(
     env: Mapping[str, str], local_world_size: int, num_sharing: int | None = None
 ) -> int:
-    """This rank's share of the cores; num_sharing of the node's ranks (None: all) have its cores.
+    """This rank's share of the cores; num_sharing ranks (None: all on the node) use its cores.
 
-    The quota of a cgroup and the cores of a slot are for all ranks of the node, however bound.
+    A cgroup's quota and a slot's cores are for all ranks of the node, however they are bound.
     """
     bound = len(os.sched_getaffinity(0)) // (num_sharing or local_world_size)
     for_all = [cgroup_cpus() or math.inf, slot_cpus(env) or math.inf]
@@ -57,7 +57,7 @@ def cpus_of_rank(
 
 
 def own_binding() -> Binding:
-    """This process's cores; a machine is known by its boot, for containers have names of theirs."""
+    """This process's cores, and the machine's boot id: containers have host names of their own."""
     try:
         machine = BOOT_ID.read_text().strip()
     except OSError:
@@ -72,13 +72,13 @@ def count_sharing(own: Binding, all_ranks: Sequence[Binding]) -> int:
 
 
 def task_cpus(env: Mapping[str, str]) -> int | None:
-    """The cores of a task of a SLURM step, or None where nobody said it."""
+    """The cores per task of a SLURM step, or None if they were not set."""
     per_task = env.get("SLURM_CPUS_PER_TASK", "")
     return int(per_task) or None if per_task.isdecimal() and "SLURM_STEP_ID" in env else None
 
 
 def slot_cpus(env: Mapping[str, str]) -> int | None:
-    """The cores of the HTCondor slot by its machine ad; by default nothing else bounds a job."""
+    """The cores of the HTCondor slot by its machine ad; often nothing else limits a job."""
     try:
         lines = Path(env["_CONDOR_MACHINE_AD"]).read_text(errors="replace").splitlines()
     except (KeyError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The second Ctrl-C ends a rank at once, also while its main thread computes or waits in C++."""
+"""The second Ctrl-C ends a rank at once, even while its main thread is inside C++."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dataset.errors import INTERRUPTED
 
 log = logging.getLogger("trainyard")
 
-# A terminal and an older torchrun both pass one Ctrl-C on to a rank.
+# A terminal and an older torchrun both send the same Ctrl-C to a rank.
 SAME_PRESS_S = 1.0
 
 
 class CtrlC:
-    """Hears SIGINT in a thread. The handlers that Python calls run only between two operations."""
+    """Handles SIGINT in a thread: Python's own handlers run only between two operations."""
 
     def __init__(self, is_main: bool) -> None:
         self._is_main = is_main
@@ -47,7 +47,7 @@ class CtrlC:
         if self._first_s is None:
             self._first_s = now_s
             if self.saves and self._is_main:
-                log.info("Ctrl-C: saves a checkpoint and stops; once more ends it without one")
+                log.info("Ctrl-C: saves a checkpoint and stops; a second one ends it without")
         elif now_s - self._first_s >= SAME_PRESS_S:
             self._end()
 

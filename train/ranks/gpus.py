@@ -15,10 +15,14 @@ from dataset.errors import PassingError, UserError
 GPU_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
 # "No GPU": of CUDA, of SLURM and PBS where there are no device files, of HTCondor.
 NONE_GIVEN = ("", "-1", "NoDevFiles", "10000")
-# The build of torch for GPUs and drivers that CUDA 13 has left behind.
+# The builds of torch for GPUs and drivers that CUDA 13 has left behind; docs/install.md says how.
 OLDER_BUILD = (
-    "install torch's build for CUDA 12.6 (cu126), which has kernels for V100 and Pascal and runs "
-    "with drivers before R580"
+    "install the cu126 build of torch and torchvision (docs/install.md), which has kernels for "
+    "V100 and Pascal and runs with drivers before R580"
+)
+OLDEST_BUILD = (
+    "install the cu118 build of torch 2.7, the last version that has one, and its torchvision "
+    "(docs/install.md)"
 )
 
 
@@ -36,9 +40,19 @@ def explain_no_gpu(torch: Any) -> str:
     if 0 < driver < 1000 * int(built_for.partition(".")[0]):
         version = f"{driver // 1000}.{driver % 1000 // 10}"
         text = f"the driver is for CUDA {version}, torch {torch.__version__} for CUDA {built_for}"
-        fix = OLDER_BUILD if built_for.startswith("13.") else "install an older build of torch"
-        return f"{text}; {fix}, or update the driver"
+        return f"{text}; {name_build(driver)}, or update the driver"
     return f"check the driver with nvidia-smi (torch is built for CUDA {built_for})"
+
+
+def name_build(driver: int) -> str:
+    """What to do about a driver that is older than the CUDA that torch was built for.
+
+    A build runs with every driver of its major version of CUDA.
+    """
+    builds = {12: OLDER_BUILD, 11: OLDEST_BUILD}
+    if driver // 1000 > max(builds):
+        return f"install the build of torch for CUDA {driver // 1000}"
+    return builds.get(driver // 1000, "no build of torch >= 2.1 runs with it")
 
 
 def require_kernels(torch: Any, index: int) -> None:
@@ -81,8 +95,9 @@ def _runs_on(arch: str, capability: tuple[int, int]) -> bool:
 
 def _refuse_build(torch: Any, name: str, capability: tuple[int, int], archs: list[str]) -> None:
     oldest = min((int(a.rstrip("af").partition("_")[2]) for a in archs), default=0)
-    is_old = 10 * capability[0] + capability[1] < oldest
-    fix = OLDER_BUILD if is_old else "install a newer torch"
+    fix = "install a newer torch"
+    if 10 * capability[0] + capability[1] < oldest:
+        fix = OLDER_BUILD if capability >= (6, 0) else "no build of torch >= 2.1 has them"
     raise UserError(
         f"torch {torch.__version__} has no kernels for this GPU, {name}, of capability "
         f"{capability[0]}.{capability[1]}: it has them for {', '.join(archs)}; {fix}"

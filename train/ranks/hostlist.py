@@ -7,7 +7,7 @@ import re
 from dataset.errors import UserError
 
 MAX_HOSTS = 1_000_000
-MAX_DIGITS = 40  # of one item: numbers of 5,000 digits are no numbers of hosts
+MAX_DIGITS = 40  # of one item: numbers of 5,000 digits do not count hosts
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
@@ -41,7 +41,7 @@ def _expand_item(item: str, hostlist: str) -> list[str]:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         is_range = match and len(part) <= MAX_DIGITS
         if not match or not is_range or int(match[1]) > int(match[2] or match[1]):
-            raise UserError(f"cannot read the host list {hostlist!r}: {part!r} is no range")
+            raise UserError(f"cannot read the host list {hostlist!r}: {part!r} is not a range")
         if int(match[2] or match[1]) - int(match[1]) >= MAX_HOSTS:
             raise UserError(f"the host list {hostlist[:50]!r} is absurdly long")
         numbers = range(int(match[1]), int(match[2] or match[1]) + 1)

@@ -1,4 +1,4 @@
-"""Which network device the ranks of several nodes talk over: the one on the way to the rendezvous.
+"""Which network device the ranks of several nodes use: the one that leads to the rendezvous.
 
 Gloo on its own takes the address that the node's own name resolves to, which is often 127.0.1.1
 (Debian's /etc/hosts) or nothing: then no other node can reach it. NCCL on its own takes the first
@@ -24,9 +24,10 @@ NCCL_FILES = ("~/.nccl.conf", "/etc/nccl.conf")
 
 
 def find_own_address(store: Any) -> str | None:
-    """This rank's address on the way to the rendezvous; None on its own node, which is told it.
+    """This rank's local address of its connection to the rendezvous; None on rank 0's node.
 
-    Every rank must have called this before one calls choose_interfaces.
+    A remote rank tells that node the address it uses. Every rank must call this before any rank
+    calls choose_interfaces.
     """
     try:
         with open_connection(store) as connection:
@@ -46,7 +47,7 @@ def choose_interfaces(store: Any, own: str | None, env: MutableMapping[str, str]
     if own is None:
         own = store.get(HOST_KEY).decode() if has_keys(store, [HOST_KEY]) else "127.0.0.1"
     device = addresses.get(own)
-    if device is None:  # behind a translation of addresses: they decide for themselves
+    if device is None:  # behind address translation: gloo and NCCL choose themselves
         return
     env.setdefault("GLOO_SOCKET_IFNAME", device)
     # With InfiniBand NCCL prefers what is called ib...; its data does not go over these sockets.

@@ -1,4 +1,4 @@
-"""Stopping in time and together: a signal sets a flag, the ranks agree on the step."""
+"""Stopping in time and together: a signal sets a flag, and the ranks agree on a step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MIN_MARGIN_S, MAX_MARGIN_S = 10.0, 60.0
 
 
 class Vote(IntEnum):
-    """What a rank wants; all ranks do what the highest vote says."""
+    """What a rank wants; all ranks follow the highest vote."""
 
     GO_ON = 0
-    SAVE = 1  # the checkpoint interval is over: save and go on
-    SAVE_AND_EXIT = 2  # the same on the grid, where HTCondor takes the checkpoint at an exit
+    SAVE = 1  # the checkpoint interval is over: save and continue
+    SAVE_AND_EXIT = 2  # the same on the grid, where HTCondor takes checkpoints at an exit
     REQUEUE = 3
     EXIT = 4  # SIGTERM or Ctrl-C: a cancelled job must stay dead
     REQUEUE_NOW = 5  # the running step is too long: abandon it
@@ -39,7 +39,7 @@ class Vote(IntEnum):
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a validation under way is left for the next start."""
+        """Whether a running validation is left to the next start."""
         return self >= Vote.REQUEUE
 
     @property
@@ -51,12 +51,12 @@ class Vote(IntEnum):
         return self in (Vote.REQUEUE, Vote.REQUEUE_NOW)
 
 
-# Starts to send this rank's vote; what it gives back waits for the highest vote of all ranks.
+# Starts to send this rank's vote; the returned function waits for the highest vote of all ranks.
 Cast = Callable[[Vote], Callable[[], Vote]]
 
 
 class Interrupt:
-    """The stop flag of a rank, and the agreement over all ranks without waiting for the device."""
+    """A rank's stop flag, and the agreement of all ranks, without waiting for the device."""
 
     def __init__(self, comm: Comm, deadline: float | None) -> None:
         self._comm = comm
@@ -76,7 +76,7 @@ class Interrupt:
             if number == signal.SIGINT and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # a shell started it in the background, or a study keeps Ctrl-C to itself
             self._old_handlers[number] = signal.signal(number, self._on_signal)
-        # A warning that came during the start-up is delivered now (train/__main__.py held it back).
+        # A warning signal held back during start-up (train/__main__.py) is delivered now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1, signal.SIGUSR2})
 
     def uninstall(self) -> None:
@@ -112,16 +112,16 @@ class Interrupt:
         return wanted
 
     def vote_alone(self, stop_cost_s: float) -> Vote:
-        """What this rank wants while it waits for data, when the step may never end."""
+        """This rank's vote while it waits for data, when the step may never end."""
         wanted = self.wanted
         vote = self.vote(math.inf, stop_cost_s)
         self.wanted = wanted  # a checkpoint is asked for in the next agreement
         return vote
 
     def agree(self, step_left_s: float, stop_cost_s: float, cast: Cast | None = None) -> Vote:
-        """What all ranks voted one call ago: the same answer on every rank, never a device sync.
+        """The result of the votes of the previous call: the same on every rank, no device sync.
 
-        The votes go by `cast`, where something is exchanged anyway, or else over gloo.
+        Votes travel by `cast`, with an exchange that happens anyway, or else over gloo.
         """
         mine = self.vote(step_left_s, stop_cost_s)
         if self._comm.control is None:
@@ -132,7 +132,7 @@ class Interrupt:
         return agreed
 
     def settle(self) -> Vote:
-        """The vote under way, waited for: nothing is in flight when the group is closed."""
+        """Waits for the running vote, so that nothing is in flight when the group is closed."""
         read, self._read = self._read, None
         return read() if read else Vote.GO_ON
 

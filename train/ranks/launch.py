@@ -1,4 +1,4 @@
-"""Who am I among the ranks: all knowledge about launchers and schedulers, from a mapping alone."""
+"""Which rank this is, and of how many: everything about launchers, from a mapping alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dataset.errors import UserError
+from dataset.words import count
 from train.ranks.hostlist import expand_hostlist, tasks_on_node
-from train.ranks.variables import check_hint, check_part, check_rank, check_same, read_whole, require
+from train.ranks.variables import (
+    check_hint,
+    check_part,
+    check_rank,
+    check_same,
+    read_whole,
+    require,
+)
 
-# Candidate ports lie below Linux's ephemeral range (32768-60999), so that no outgoing connection
-# of the machine can sit on one by chance.
+# Candidate ports are below Linux's ephemeral range (32768-60999), so that no outgoing connection
+# of the machine can occupy one by chance.
 FIRST_PORT, LAST_PORT = 16384, 32700
 NUM_PORTS = 16
 SLURM_INTERACTIVE_STEP = "4294967290"  # the shell of salloc with use_interactive_step: not a launch
@@ -19,8 +27,8 @@ MPI_NAMES = tuple(
     f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 )
 SUBMITIT_NAMES = tuple(f"SUBMITIT_LOCAL_{name}" for name in ("GLOBALID", "NTASKS", "LOCALID"))
-# The number of processes, of launchers that we do not read: MPICH and Intel MPI (and what is like
-# them), MVAPICH, IBM's jsrun, Flux.
+# The variables with the number of processes of launchers that are not supported: MPICH and Intel
+# MPI (and the like), MVAPICH, IBM's jsrun, Flux.
 FOREIGN_SIZES = ("PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -48,7 +56,7 @@ class Launch:
     node_rank: int = 0
     master_host: str | None = None  # None: all ranks are on this machine
     ports: tuple[int, ...] = ()  # empty: the launcher itself runs the rendezvous (torchrun)
-    token: str = ""  # what tells this job's rendezvous from a neighbour's
+    token: str = ""  # distinguishes this job's rendezvous from another job's
     job: Job = Job()
 
     @property
@@ -63,7 +71,7 @@ def detect_launch(env: Mapping[str, str]) -> Launch:
     allocation is submitit's. An HTCondor slot comes before SLURM, since a pilot is often itself a
     SLURM job and must never be requeued by its payload.
     """
-    # Bytes that are no UTF-8 would fail later, in a hash or in torch's store.
+    # Bytes that are not UTF-8 would fail later, in a hash or in torch's store.
     env = {name: value.encode(errors="backslashreplace").decode() for name, value in env.items()}
     if "RANK" in env:
         return _from_rank_variables(env)
@@ -77,7 +85,7 @@ def detect_launch(env: Mapping[str, str]) -> Launch:
 
 
 def candidate_ports(token: str) -> tuple[int, ...]:
-    """Ports to try in turn, derived from the job so that all its ranks agree without talking."""
+    """Ports to try in turn, derived from the job: its ranks agree on them without communication."""
     start = int.from_bytes(hashlib.sha256(token.encode()).digest()[:8], "big")
     span = LAST_PORT - FIRST_PORT
     return tuple(FIRST_PORT + (start + 257 * i) % span for i in range(NUM_PORTS))
@@ -97,7 +105,7 @@ def _from_rank_variables(env: Mapping[str, str]) -> Launch:
     world_size = world_size or 1
     check_rank("RANK", rank, "WORLD_SIZE", world_size)
     if world_size > 1:
-        read_whole(env, "MASTER_PORT")  # used by the rendezvous, refused here
+        read_whole(env, "MASTER_PORT")  # the rendezvous uses it; a bad value is refused here
     by_torchrun = "TORCHELASTIC_RUN_ID" in env
     if not by_torchrun:
         _check_against_launcher(env)
@@ -125,7 +133,7 @@ def _from_rank_variables(env: Mapping[str, str]) -> Launch:
 
 
 def _check_against_launcher(env: Mapping[str, str]) -> None:
-    """RANK without torchrun was exported by somebody: it must be what the launcher says."""
+    """Raises if a RANK that torchrun did not set contradicts the launcher that we run under."""
     check_same(env, "RANK", MPI_NAMES[0], "mpirun")
     check_same(env, "WORLD_SIZE", MPI_NAMES[1], "mpirun")
     if _is_our_step(env) and MPI_NAMES[0] not in env:
@@ -134,7 +142,7 @@ def _check_against_launcher(env: Mapping[str, str]) -> None:
 
 
 def _ranks_and_nodes(env: Mapping[str, str], local_rank: int, world_size: int) -> tuple[int, int]:
-    """(ranks on this node, nodes) of exported ranks; what nobody says is thought to be apart."""
+    """(ranks on this node, nodes) of exported ranks; without a hint, every rank on its own node."""
     if "LOCAL_WORLD_SIZE" in env:
         local_size = read_whole(env, "LOCAL_WORLD_SIZE")
         check_rank("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_size)
@@ -179,7 +187,7 @@ def _from_open_mpi(env: Mapping[str, str]) -> Launch:
         local_rank=local_rank,
         local_world_size=local_size,
         num_nodes=-(-size // local_size),
-        node_rank=rank // local_size,  # mpirun fills a node before the next, unless told otherwise
+        node_rank=rank // local_size,  # mpirun fills one node after the other by default
         master_host=master,
         ports=_ports(env, token),
         token=token,
@@ -188,10 +196,10 @@ def _from_open_mpi(env: Mapping[str, str]) -> Launch:
 
 
 def _is_submitit_local(env: Mapping[str, str]) -> bool:
-    """Whether submitit's local executor is the innermost launcher: a step may lie inside its task.
+    """Whether submitit's local executor is the innermost launcher, and not an srun in its task.
 
-    Its tasks in a step of one (`srun --pty bash`) are its own; a step of several in its only task
-    is srun's.
+    In a step of one task (`srun --pty bash`) submitit started the ranks; if its only task runs a
+    step of several, srun did.
     """
     if not any(name in env for name in SUBMITIT_NAMES):
         return False
@@ -245,7 +253,7 @@ def _from_slurm_step(env: Mapping[str, str]) -> Launch:
     master = (env.get("MASTER_ADDR") or (hosts[0] if hosts else None)) if num_nodes > 1 else None
     return Launch(
         launcher="srun",
-        why=f"SLURM_STEP_ID={env['SLURM_STEP_ID']} with {size} tasks",
+        why=f"SLURM_STEP_ID={env['SLURM_STEP_ID']} with {count(size, 'task')}",
         rank=rank,
         world_size=size,
         local_rank=local_rank,
@@ -286,8 +294,8 @@ def _alone(env: Mapping[str, str]) -> Launch:
     if foreign:
         raise UserError(
             f"{foreign[0]}={env[foreign[0]]}: this launcher (MPICH's or Intel's mpiexec?) is not "
-            "one that we know, and each process would train alone; start the ranks with srun, "
-            "torchrun or Open MPI's mpirun"
+            "supported, and each process would train alone; start the ranks with srun, torchrun "
+            "or Open MPI's mpirun"
         )
     why = "no launcher's variables are set" + (" in this SLURM job" if job.id else "")
     return Launch(launcher="single", why=why, token=_job_token(env), job=job)
@@ -307,19 +315,19 @@ def _find_job(env: Mapping[str, str]) -> Job:
 
 
 def _job_token(env: Mapping[str, str]) -> str:
-    """Names this start of this job; the restart count keeps it off its own leftovers."""
+    """Names this start of this job; with the restart count, so that no leftover is joined."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
     return "/".join(env.get(name, "") for name in names)
 
 
 def _ports(env: Mapping[str, str], token: str) -> tuple[int, ...]:
-    """The port that an sbatch file asks for comes first; a neighbour's job may hold it already."""
+    """The ports to try: first the one an sbatch file sets, which another job may hold already."""
     hint = (read_whole(env, "MASTER_PORT"),) if "MASTER_PORT" in env else ()
     return hint + candidate_ports(token)
 
 
 def _is_our_step(env: Mapping[str, str]) -> bool:
-    """Whether this is a task of a SLURM step, and not a payload in a pilot's."""
+    """Whether this is a task of a SLURM step, and not a job inside a pilot's step."""
     is_step = env.get("SLURM_STEP_ID", SLURM_INTERACTIVE_STEP) != SLURM_INTERACTIVE_STEP
     return is_step and "_CONDOR_JOB_AD" not in env
 

@@ -1,4 +1,4 @@
-"""NCCL's last words: torch aborts a process whose NCCL fails, and does not always say why."""
+"""NCCL's last error: torch aborts a process whose NCCL fails, and does not always say why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOOK_ID = 0x7261696E  # ours among the hooks of the backend
 
 
 def last_error() -> str:
-    """What NCCL itself said last in this process; empty where it is not loaded as a library."""
+    """NCCL's last error message in this process; empty if NCCL is not loaded as a library."""
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         library.ncclGetLastError.restype = ctypes.c_char_p
@@ -27,7 +27,7 @@ def last_error() -> str:
 def call_before_abort(device: torch.device, action: Callable[[RuntimeError], object]) -> None:
     """Calls action when NCCL's watching thread is about to abort the process (torch >= 2.15).
 
-    Without that a run would end with signal 6, and its record would say that it is running.
+    Without this a run would end with signal 6, and its record would still say "running".
     """
     group: Any = dist.group.WORLD
     if group is None:  # one rank

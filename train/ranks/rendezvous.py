@@ -1,4 +1,4 @@
-"""How the ranks of a job find each other: one store at rank 0, told apart from a neighbour's."""
+"""How the ranks of a job find each other: one store at rank 0, with a token of the job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def connect(launch: Launch, timeout: timedelta) -> Any:
 
 
 def _join_store(launch: Launch, timeout: timedelta) -> Any:
-    """The store at MASTER_ADDR; torchrun's agent already serves it, unless it says otherwise."""
+    """The store at MASTER_ADDR; usually torchrun's agent already serves it."""
     master, port = os.environ["MASTER_ADDR"], read_whole(os.environ, "MASTER_PORT")
     host = resolve_host(master)
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -66,12 +66,12 @@ def _serve_store(launch: Launch, timeout: timedelta) -> Any:
                 timeout=timeout,
                 wait_for_workers=False,
             )
-        except RuntimeError:  # taken, by a neighbour's job or by anything else
+        except RuntimeError:  # taken by another job or program
             continue
         store.set(_token_key(launch), "here")
         return store
     raise PassingError(
-        f"none of the {len(launch.ports)} rendezvous ports from {launch.ports[0]} on is free on "
+        f"none of the {len(launch.ports)} rendezvous ports from {launch.ports[0]} is free on "
         "this node; try again, or export MASTER_PORT"
     )
 
@@ -98,9 +98,9 @@ def _find_store(launch: Launch, timeout: timedelta) -> Any:
 
 
 class _Attempt(threading.Thread):
-    """One look at a port, in a thread: a service that accepts and is silent would keep us for ever.
+    """Tries a port in a thread, because a service that accepts but stays silent would block us.
 
-    While it is kept no other thread is sent to that port, and a store that was slow is still found.
+    A thread that hangs is not repeated for its port; a slow store is still found when it answers.
     """
 
     def __init__(self, host: str, port: int, launch: Launch) -> None:
@@ -154,7 +154,7 @@ def _token_key(launch: Launch) -> str:
 
 
 def resolve_host(name: str) -> str:
-    """An address of a node: SLURM's own name for it need not be in the DNS, but SLURM knows."""
+    """An address of a node; if SLURM's name for it is not in the DNS, SLURM is asked."""
     try:
         socket.getaddrinfo(name, None)
         return name

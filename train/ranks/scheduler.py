@@ -1,4 +1,4 @@
-"""What is asked of SLURM and HTCondor about the job around us: its limit, its wait, a requeue."""
+"""Asks SLURM and HTCondor about this job: its time limit, its time in the queue, a requeue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find_deadline(env: Mapping[str, str], launch: Launch) -> float | None:
 
 
 def queue_seconds(env: Mapping[str, str], launch: Launch) -> float | None:
-    """How long SLURM kept this job waiting before this start, or None where nobody knows."""
+    """How long this job waited in SLURM's queue before this start, or None if unknown."""
     if launch.job.scheduler != "slurm":
         return None
     submitted, _, started = _ask_squeue(env["SLURM_JOB_ID"], "%V %S").partition(" ")
@@ -50,7 +50,7 @@ def parse_slurm_time(text: str) -> float | None:
 
 
 def requeue(launch: Launch) -> bool:
-    """Whether SLURM took this job back into its queue; asked by rank 0, after the checkpoint."""
+    """Whether SLURM requeued this job; called by rank 0, after the checkpoint."""
     if launch.job.requeue_id is None:
         return False
     command = ["scontrol", "requeue", launch.job.requeue_id]
@@ -62,7 +62,7 @@ def requeue(launch: Launch) -> bool:
     if answer.returncode != 0:
         log.warning("scontrol requeue failed: %s; exit 85, start again", answer.stderr.strip())
         return False
-    log.info("job %s is requeued and will go on from here", launch.job.requeue_id)
+    log.info("job %s is requeued and will continue from here", launch.job.requeue_id)
     return True
 
 

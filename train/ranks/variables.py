@@ -19,7 +19,7 @@ def read_whole(env: Mapping[str, str], name: str, default: int | None = None) ->
     if is_number and lowest <= int(text) <= highest:
         return int(text)
     what = f"in [{lowest}, {highest}]" if is_number else "a whole number"
-    raise UserError(f"{name}={env[name][:50]!r} is not {what}; unset it or mend it")
+    raise UserError(f"{name}={env[name][:50]!r} is not {what}; fix or unset it")
 
 
 def _bounds(name: str) -> tuple[int, int]:
@@ -40,7 +40,7 @@ def require(env: Mapping[str, str], names: Iterable[str], fix: str) -> None:
 
 
 def check_rank(rank_name: str, rank: int, size_name: str, size: int) -> None:
-    """Refuses a rank that its world cannot have."""
+    """Raises if the rank is not below the number of ranks."""
     if not 0 <= rank < size:
         raise UserError(
             f"{rank_name}={rank} does not fit {size_name}={size}; use one launcher only"
@@ -56,7 +56,7 @@ def check_part(part_name: str, part: int, whole_name: str, whole: int) -> None:
 
 
 def check_same(env: Mapping[str, str], name: str, other: str, launcher: str) -> None:
-    """Refuses two variables for one number that differ; the launcher sets the second."""
+    """Raises if two variables for the same number differ; the launcher sets the second."""
     if name in env and other in env and env[name] != env[other]:
         raise UserError(
             f"{name}={env[name]} contradicts {other}={env[other]}; let {launcher} set the ranks "
@@ -65,7 +65,7 @@ def check_same(env: Mapping[str, str], name: str, other: str, launcher: str) -> 
 
 
 def check_hint(env: Mapping[str, str], name: str, value: int, other: str) -> None:
-    """Refuses a hint of a job file that the launcher contradicts."""
+    """Raises if a job file's variable contradicts the launcher."""
     if name in env and read_whole(env, name) != value:
         raise UserError(
             f"{name}={env[name]} contradicts {other}={value}; unset {name} in the job file or "

@@ -1,7 +1,7 @@
-"""Who is missing when the ranks stand still: judged from their beats, by a thread of each rank.
+"""Which rank is missing when all stand still, judged from their heartbeats by a thread of each.
 
-The main thread cannot judge. On a GPU it sits in a full queue of launches and never comes back,
-until NCCL's own timeout aborts the process without a word about who was missing.
+The main thread cannot do it. On a GPU it is blocked in a full launch queue until NCCL's own
+timeout aborts the process, without saying which rank was missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ READING = "reading data"
 
 @dataclass(frozen=True)
 class Beat:
-    """How far a rank has come, what it does there, and a stamp that changes while it lives."""
+    """How far a rank is, what it is doing, and a stamp that changes while it is alive."""
 
     progress: int
     doing: str
@@ -34,7 +34,7 @@ def unpack_beat(raw: bytes) -> Beat:
 
 
 class Judge:
-    """Looks at the beats of all ranks while the own rank stands still, and says who is missing."""
+    """Compares the heartbeats of all ranks while its own rank stands still; names the missing."""
 
     def __init__(self, timeout_s: float, standstill_s: float | None) -> None:
         self._timeout_s = timeout_s
@@ -46,7 +46,7 @@ class Judge:
         self._last: Beats = ()
 
     def judge(self, now_s: float, progress: int, read_beats: Callable[[], Beats]) -> str:
-        """What is wrong, or an empty string; called at every beat of the own rank."""
+        """What is wrong, or an empty string; called at every heartbeat of its own rank."""
         if progress != self._progress:
             self._progress, self._since_s, self._looked_s = progress, now_s, now_s
             self._first = self._last = ()
@@ -72,20 +72,20 @@ class Judge:
         if stands_still_s < self._standstill_s:
             return ""
         return (
-            f"no rank came further in {stands_still_s:.0f} s, and all of them answer: a GPU or the "
-            "network between them hangs (NCCL_DEBUG=INFO shows more)"
+            f"no rank made progress in {stands_still_s:.0f} s, but all of them answer: a GPU or "
+            "the network between them hangs (NCCL_DEBUG=INFO shows more)"
         )
 
 
 def name_silent(before: Beats, now: Beats) -> str:
-    """The ranks that have not beaten since an earlier look, or an empty string."""
+    """The ranks without a new heartbeat since an earlier look, or an empty string."""
     pairs = zip(before, now, strict=True)
     names = ", ".join(f"rank {rank}" for rank, (old, new) in enumerate(pairs) if old == new)
     return f"lost contact with {names}" if names else ""
 
 
 def name_behind(beats: Beats, moving: set[int] | frozenset[int] = frozenset()) -> str:
-    """The ranks that stand behind the furthest one, or an empty string."""
+    """The ranks that are behind the furthest one, or an empty string."""
     furthest = max(beat.progress for beat in beats)
     names = [
         f"rank {rank} ({beat.doing})"
@@ -94,4 +94,4 @@ def name_behind(beats: Beats, moving: set[int] | frozenset[int] = frozenset()) -
     ]
     if not names:
         return ""
-    return f"{', '.join(names)} hangs: it answers, but did not come as far as the others"
+    return f"{', '.join(names)} hangs: it answers, but is behind the others"

@@ -1,4 +1,4 @@
-"""Which classes a model tells apart: their names in a file beside it, and the model's own name."""
+"""The classes of a model: their names in a file beside it, and the model's own file name."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dataset.errors import DataError, UserError
 from dataset.archive.labels import ilsvrc_classes
-from train.records.record import write_json
+from dataset.durable import write_json
+from dataset.errors import DataError, UserError
 
-CLASSES_FILE = "classes.json"  # not in run.json: that is written again every half minute
+CLASSES_FILE = "classes.json"  # not in run.json, which is rewritten every half minute
 
 
 def name_model(arch: str, classes: Sequence[str] | None) -> str:
-    """The file name of a model: imagenet_ARCH.pt is one of the 1,000 classes of ILSVRC2012."""
+    """The file name of a model: imagenet_ARCH.pt for the 1,000 classes of ILSVRC2012."""
     if classes is None:
         return f"dummy_{arch}.pt"
     if list(classes) == ilsvrc_classes():
@@ -36,7 +36,7 @@ def read_classes(folder: Path) -> list[str] | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError):
-        return []  # damaged: no model has these
+        return []  # damaged: equal to no model's classes
 
 
 def refuse_other_classes(model: Path, classes: Sequence[str]) -> None:
@@ -46,11 +46,11 @@ def refuse_other_classes(model: Path, classes: Sequence[str]) -> None:
     if trained is None or trained == list(classes):
         return
     if not trained:
-        raise DataError(f"{folder / CLASSES_FILE} is damaged; remove it, or put it right")
+        raise DataError(f"{folder / CLASSES_FILE} is damaged; fix it or remove it")
     if len(trained) != len(classes):
         told = f"{len(trained)} classes, the data has {len(classes)}"
     else:
         pairs = enumerate(zip(trained, classes, strict=True))
         place, (old, new) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
-        told = f"other classes: number {place} is {old!r}, in the data {new!r}"
+        told = f"other classes: number {place} is {old!r}, but {new!r} in the data"
     raise UserError(f"{model} was trained on {told}; evaluate it on data with its own classes")

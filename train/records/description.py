@@ -1,4 +1,4 @@
-"""What run.json says of a run before it trains."""
+"""What run.json says about a run before it trains."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import PIL
 import torch
 import torchvision
 
-from train.records.classes import CLASSES_FILE
 from train.device import name_device
 from train.last_run import flags_of
 from train.prepare import Setup, recipe_values
-from train.records.recorder import current_commit
 from train.ranks.scheduler import describe_slot
+from train.records.classes import CLASSES_FILE
+from train.records.recorder import current_commit
 
+NO_VALIDATION = "no validation images: accuracy is not measured"
 COMMUNICATION_METHOD = (
     "estimate: what DDP samples of all-reduce time that backward did not cover, times the steps"
 )
@@ -52,6 +53,7 @@ def describe_run(setup: Setup) -> dict[str, Any]:
             "num_val": setup.num_val,
             "num_classes": setup.num_classes,
             "classes": CLASSES_FILE if data else None,  # their names, beside this record
+            **({"note": NO_VALIDATION} if data and not setup.num_val else {}),
         },
         "communication_method": COMMUNICATION_METHOD,
         "scheduler": describe_slot(os.environ, setup.launch),

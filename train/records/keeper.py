@@ -1,4 +1,4 @@
-"""What rank 0 writes of a run: its checkpoints, its records and, where asked for, TensorBoard's."""
+"""What rank 0 writes of a run: checkpoints, records and, if asked for, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from dataset.errors import UserError
 from train.checkpoints import checkpoint
-from train.records.classes import write_classes
-from train.records.description import describe_run
 from train.failure import ADVICE, Diverged
 from train.prepare import Setup
-from train.records.recorder import PhaseClock, Recorder, lock_folder
 from train.ranks.scheduler import queue_seconds
+from train.records.classes import write_classes
+from train.records.description import describe_run
+from train.records.recorder import PhaseClock, Recorder, lock_folder
 from train.records.tensorboard import EpochBoard
 
 log = logging.getLogger("trainyard")
@@ -23,7 +23,7 @@ MIN_GAP_S = 30.0  # between checkpoints of epochs: on 128 GPUs an epoch lasts 4 
 
 
 class Keeper:
-    """Holds the output folder from the first step of an attempt to its end."""
+    """Owns the output folder from the first step of an attempt to its end."""
 
     def __init__(self, setup: Setup, clock: PhaseClock, first_step: int) -> None:
         cfg, output = setup.cfg, setup.output
@@ -41,14 +41,14 @@ class Keeper:
         self.recorder.begin(clock.started_s, queue_s, describe_run(setup))
 
     def is_due(self) -> bool:
-        """Whether the checkpoint interval is over; it then begins anew."""
+        """Whether the checkpoint interval is over; if so, a new one begins."""
         if time.monotonic() - self._saved_s <= self._interval_s:
             return False
         self._saved_s = time.monotonic()
         return True
 
     def refuse_not_finite(self, step: int) -> None:
-        """Ends a run of which the writer found that its weights are no numbers."""
+        """Raises if the writer found weights that are not finite."""
         if self.writer.not_finite:
             raise Diverged(f"the weights are not finite at step {step}" + ADVICE)
 
@@ -59,7 +59,7 @@ class Keeper:
             self._board.add(record)
 
     def is_soon(self) -> bool:
-        """Whether the last checkpoint, or the start, is so near that another would save little."""
+        """Whether the last checkpoint, or the start, was so recent that another saves little."""
         return time.monotonic() - self._saved_s < min(MIN_GAP_S, self._interval_s)
 
     def save(self, state: checkpoint.State, is_best: bool) -> None:
@@ -69,7 +69,7 @@ class Keeper:
         self._saved_s = time.monotonic()
 
     def require_durable(self) -> None:
-        """Refuses to end a run whose last checkpoint is not on the disk."""
+        """Raises if the last checkpoint is not on the disk at the end of a run."""
         if not self.writer.wait():
             raise UserError(
                 f"trained to the end, but the last checkpoint cannot be written to {self._output}; "

@@ -1,4 +1,4 @@
-"""What a stage (fetch, index, extract, train, evaluate) used of the machine (no torch)."""
+"""What a stage (fetch, index, extract, train, evaluate) used: CPU, memory, I/O, GPU (no torch)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage(NamedTuple):
-    """What this process, its living descendants and those that ended have used so far."""
+    """What this process and its descendants, running or ended, have used so far."""
 
     cpu_s: float
     bytes_read: int
     bytes_written: int
 
     def since(self, before: Usage) -> Usage:
-        """The difference; a child that nobody waited for takes its part with it: never below 0."""
+        """The difference, at least 0: a child that was not waited for vanishes with its usage."""
         return Usage(
             max(0.0, self.cpu_s - before.cpu_s),
             max(0, self.bytes_read - before.bytes_read),
@@ -85,7 +85,7 @@ class StageMeter:
             self._sample_gpu(nvml, handle)
 
     def _sample_gpu(self, nvml: Any, handle: Any) -> None:
-        """Adds what a GPU tells; one in MIG mode has no utilisation, one that is lost nothing."""
+        """Adds a GPU's readings; a GPU in MIG mode gives no utilisation, a lost one gives none."""
         with suppress(nvml.NVMLError):
             used = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
             self._peak_gpu_memory = max(self._peak_gpu_memory, used)
@@ -95,7 +95,7 @@ class StageMeter:
 
 @contextmanager
 def measure_stage(stage: str, folder: Path | None) -> Iterator[StageMeter]:
-    """A meter around one stage; its line goes to folder/stages.jsonl, failed stages too."""
+    """A meter around one stage; its line goes to folder/stages.jsonl, even if the stage fails."""
     meter = StageMeter()
     status = "failed"
     try:
@@ -108,11 +108,11 @@ def measure_stage(stage: str, folder: Path | None) -> Iterator[StageMeter]:
 
 
 def _append(folder: Path, record: dict[str, Any]) -> None:
-    """Writes the line of a stage; a full disk neither ends the stage nor hides why it failed."""
+    """Writes the line of a stage; a full disk does not end the stage or hide its error."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not _is_record(folder / STAGES_FILE):
-            log.warning("%s is no record of stages; not written to", folder / STAGES_FILE)
+            log.warning("%s is not a record of stages; left as it is", folder / STAGES_FILE)
             return
         append_line(folder / STAGES_FILE, record)
     except OSError as error:
@@ -120,7 +120,7 @@ def _append(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _is_record(path: Path) -> bool:
-    """Whether lines may be added to a file: ours, or none there; a user's data may be called so."""
+    """Whether lines may be appended to a file: it is missing or ours, not a user's data."""
     start = b'{"stage":'
     try:
         with open(path, "rb") as file:
@@ -130,7 +130,7 @@ def _is_record(path: Path) -> bool:
 
 
 def measure_usage() -> Usage:
-    """What was used up to now; a child's part stays in it when the child ends.
+    """What was used so far; a child's usage stays included when the child ends.
 
     The kernel adds a child's CPU time and its I/O to its parent's when the parent waits for it.
     """
@@ -156,7 +156,7 @@ def _descendants_usage() -> Iterator[Usage]:
 
 
 def _descendants(pid: str) -> Iterator[str]:
-    """All living descendants; only their own files are read, however many processes a node has."""
+    """All running descendants, found from their own /proc files, not from a list of all."""
     with suppress(OSError):
         for task in os.scandir(f"/proc/{pid}/task"):
             for child in Path(task.path, "children").read_text().split():

@@ -22,30 +22,16 @@ STATUSES = ("running", "checkpointed", "done", "failed")
 
 Record = dict[str, Any]
 
-# No record of ours comes near these; what does is damaged, or was not written by us.
+# Our records are far below these limits; a file beyond them is damaged or not ours.
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 20
 MAX_DIGITS = 30
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes value as NAME.part and renames it: a reader sees the old file or the new one."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "w") as file:
-            json.dump(value, file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:  # a write and an fsync do not name the file, nor so the full disk
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    part.replace(path)
-
-
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Adds one JSON line in one write, after a line that a killed writer left torn too.
+    """Appends one JSON line in one write, on a new line even after a torn one.
 
-    It does not wait for the disk: a checkpoint does, for the lines that led to it.
+    It is not synced here: a checkpoint syncs the lines before it.
     """
     line = json.dumps(value, allow_nan=False) + "\n"
     with open(path, "ab+") as file:
@@ -57,10 +43,10 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; a ValueError for one that no record of ours can be.
+    """The value of a JSON text; ValueError for one that cannot be a record of ours.
 
-    Refused are NaN and Infinity, numbers of more than 30 digits and deep nesting, on which later
-    code would fail; half of a surrogate pair, which no file or terminal takes, becomes a '?'.
+    NaN and Infinity, numbers of more than 30 digits and deep nesting are refused, because later
+    code would fail on them. Half of a surrogate pair, which cannot be printed, becomes a '?'.
     """
     try:
         value = json.loads(
@@ -78,7 +64,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _parse_int(digits: str) -> int:
@@ -112,7 +98,7 @@ def read_run(folder: Path) -> Record:
     """The run.json of a folder; a newer schema, whose numbers may differ, is refused."""
     path = folder / RUN_FILE
     if path.exists() and (not path.is_file() or path.stat().st_size > MAX_BYTES):
-        raise DataError(f"{path} is no file of less than {MAX_BYTES >> 20} MiB, as a record is")
+        raise DataError(f"{path} is not a file of less than {MAX_BYTES >> 20} MiB")
     try:
         run: Record = parse_json(path.read_bytes())
     except ValueError as error:
@@ -147,7 +133,7 @@ def iter_lines(path: Path) -> Iterator[Record | None]:
 
 
 def read_epochs(folder: Path) -> list[Record]:
-    """The epochs of the surviving trajectory: a later line supersedes those from its epoch on."""
+    """The epochs that count: a line replaces all earlier lines of its epoch and later ones."""
     trajectory: list[Record] = []
     for record in read_lines(folder / EPOCHS_FILE):
         if type(record.get("epoch")) is not int:

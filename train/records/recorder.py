@@ -1,4 +1,4 @@
-"""Keeps run.json true while a run goes on: attempts, phases, results; rank 0 alone writes."""
+"""Keeps run.json up to date during a run: attempts, phases, results; only rank 0 writes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dataset.durable import write_json
 from dataset.errors import DataError, UserError
 from train.ranks.launch import Launch
 from train.records.record import (
@@ -22,16 +23,15 @@ from train.records.record import (
     Record,
     append_line,
     read_run,
-    write_json,
 )
 
 log = logging.getLogger("trainyard")
 
-TOUCH_S = 30.0  # a killed attempt's length is known to this
+TOUCH_S = 30.0  # the accuracy of a killed attempt's length
 
 
 class PhaseClock:
-    """Seconds of this rank by phase; what none claims is 'other': they sum to the total."""
+    """Seconds of this rank by phase; unassigned time is 'other', so that they sum to the total."""
 
     def __init__(self, started_s: float) -> None:
         self.started_s = started_s  # on the monotonic clock: when the process began
@@ -48,7 +48,7 @@ class PhaseClock:
             self.seconds[name] += self.last_s[name]
 
     def end_startup(self) -> None:
-        """What went by until now, other phases excepted, was the start-up."""
+        """Books the time so far, except that of other phases, as start-up."""
         self.seconds["startup"] = self.total_s - sum(self.seconds.values())
 
     @property
@@ -66,9 +66,9 @@ class PhaseClock:
 
 
 class Recorder:
-    """run.json and epochs.jsonl of one folder over all attempts at the run.
+    """run.json and epochs.jsonl of one folder, over all attempts at the run.
 
-    A full disk does not stop a training: what could not be written is written with the next update.
+    A full disk does not stop the training: what could not be written goes with the next update.
     """
 
     def __init__(self, folder: Path, launch: Launch) -> None:
@@ -87,7 +87,7 @@ class Recorder:
     def begin(self, started_s: float, queue_s: float | None, fields: Record) -> None:
         """A new attempt; fields are what is known of the run before it trains."""
         if {a["ranks"] for a in self.run["attempts"][-1:]} != {self._launch.world_size}:
-            self.run["steady_images_per_s"] = None  # the speed of other ranks says nothing here
+            self.run["steady_images_per_s"] = None  # other ranks, another speed
         self.run.update(fields)
         begin = time.time() - (time.monotonic() - started_s)
         self.run["attempts"].append(
@@ -134,7 +134,7 @@ class Recorder:
             log.warning("%s not written: %s; training goes on", EPOCHS_FILE, error.strerror)
 
     def finish(self, status: str, exit_code: int, reason: str) -> None:
-        """The end of the attempt; what cannot be written now is an error, unless there was one."""
+        """Ends the attempt; a write that fails now is an error, unless the run failed anyway."""
         try:
             self._write_epochs()
         except OSError as error:
@@ -162,7 +162,7 @@ class Recorder:
 
 
 def record_start(folder: Path, launch: Launch, started_s: float) -> Recorder | None:
-    """The record of an attempt that ends before a run is prepared; None: it must stay as it is."""
+    """The record of an attempt that ends before its setup; None if it must not be changed."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock_folder(folder)
@@ -176,12 +176,12 @@ def record_start(folder: Path, launch: Launch, started_s: float) -> Recorder | N
 
 
 def is_recorded_as_done(folder: Path) -> bool:
-    """Whether the run of a folder has come to its end and said so."""
+    """Whether the record in a folder says that its run is done."""
     return (folder / RUN_FILE).exists() and read_run(folder).get("status") == "done"
 
 
 def check_attempts(run: Record, folder: Path) -> None:
-    """Refuses a record to which no attempt can be added, since its sums would be wrong."""
+    """Raises for a damaged record: adding an attempt would give wrong sums."""
     attempts = run.get("attempts")
     if not isinstance(attempts, list):
         odd = ["attempts"]
@@ -190,7 +190,7 @@ def check_attempts(run: Record, folder: Path) -> None:
     if odd:
         raise DataError(
             f"{folder / RUN_FILE} is damaged ({odd[0]} is not what this trainer writes); restore "
-            "it, or move it away: the run goes on from its checkpoint, with a new record"
+            "it, or move it away: the run continues from its checkpoint, with a new record"
         )
 
 
@@ -250,17 +250,17 @@ def current_commit() -> str | None:
 
 
 def lock_folder(folder: Path) -> int | None:
-    """Holds the folder until this process ends; two runs in one would overwrite each other.
+    """Locks the folder until this process ends; two runs in one would overwrite each other.
 
-    It is a lock of the process (lockf): one of the file (flock) would live on in the loader's
-    workers for some seconds after a kill, and keep the next start out.
+    The lock belongs to the process (lockf). With flock the loader's workers would hold it for some
+    seconds after a kill, and block the next start.
     """
     fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # POSIX allows either
         os.close(fd)
-        raise UserError(f"another run writes to {folder}; wait or choose --output") from None
+        raise UserError(f"another run writes to {folder}; wait, or use another --output") from None
     except OSError:  # a filesystem without locks
         os.close(fd)
         return None

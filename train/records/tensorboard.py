@@ -1,4 +1,4 @@
-"""The epochs as TensorBoard scalars, for those who ask with --tensorboard."""
+"""The epochs as TensorBoard scalars, with --tensorboard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("trainyard")
 class EpochBoard:
     """Writes the numbers of an epoch's record under their own names.
 
-    Not through torch's SummaryWriter: its thread dies of a full disk with a traceback, and ends the
+    torch's SummaryWriter is not used: on a full disk its thread dies with a traceback and ends the
     training. Here, what could not be written is written with the next epoch.
     """
 
@@ -58,7 +58,7 @@ class EpochBoard:
             try:
                 append_whole(file, framed.getvalue())
             except OSError:
-                file.truncate(begin)  # TensorBoard reads no further than to a torn event
+                file.truncate(begin)  # TensorBoard stops reading at a torn event
                 raise
         self._waiting = []
 

@@ -16,8 +16,19 @@ ROOT = HOME / "root"  # the pool's /
 # The jobs' folders, at this path inside and outside; DAGMan refuses to keep its log below /tmp.
 WORK = Path("/var/tmp") / HOME.name
 PORT = FIRST + 50 + 100 * instance()
+IMAGE = Path("/srv/debian")  # in the pool: the Debian root as it was made, a container's image
 BIG = "Trainyard-Big"  # the sites: GLIDEIN_ResourceName of the two slot types
 SMALL = "Trainyard-Small"
+
+
+def python_paths() -> list[Path]:
+    """What a .venv needs of the Python that it links to, to be seen at the same paths."""
+    base = Path(sys.base_prefix)
+    if base != Path("/usr"):
+        return [base]
+    executable = Path(os.path.realpath(sys.executable))
+    return [executable, Path(sysconfig.get_path("stdlib", vars={"base": sys.base_prefix}))]
+
 
 CONFIG = f"""\
 use ROLE: Personal
@@ -40,6 +51,8 @@ STARTER.FILESYSTEM_DOMAIN = elsewhere
 # The sandbox of a job must see the folders that tests share with it, /tmp included.
 MOUNT_UNDER_SCRATCH =
 RUNBENCHMARKS = False
+# A site shows its containers what its jobs need, as others do with a shared file system.
+SINGULARITY_BIND_EXPR = "{" ".join(map(str, [PROJECT, WORK, *python_paths()]))}"
 
 # Two kinds of slot, at two sites. Their sizes are claims: what jobs ask for on the OSPool fits.
 NUM_CPUS = 17
@@ -77,12 +90,3 @@ FIND_GPUS = r"""#!/bin/sh
     sed 's/^Common=\[/& MaxSupportedVersion=13020;/'
 """
 SLOW_START = "#!/bin/sh\nexec sleep 1.1\n"
-
-
-def python_paths() -> list[Path]:
-    """What a .venv needs of the Python that it links to, to be seen at the same paths."""
-    base = Path(sys.base_prefix)
-    if base != Path("/usr"):
-        return [base]
-    executable = Path(os.path.realpath(sys.executable))
-    return [executable, Path(sysconfig.get_path("stdlib", vars={"base": sys.base_prefix}))]

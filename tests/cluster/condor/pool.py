@@ -16,6 +16,7 @@ from tests.cluster.condor.layout import (
     CONFIG,
     FIND_GPUS,
     HOME,
+    IMAGE,
     PORT,
     PROJECT,
     ROOT,
@@ -35,7 +36,7 @@ def start(cached: Path) -> None:
     ports.reserve_ports()
     ports.wait_until_free(PORT)
     _lay_out(cached)
-    command = [*UNSHARE, sys.executable, inside.__file__, cached, ROOT, WORK, PROJECT]
+    command = [*UNSHARE, sys.executable, inside.__file__, cached, ROOT, IMAGE, WORK, PROJECT]
     environment = {**os.environ, lifetime.MARK: str(HOME)}
     for name in [name for name in environment if name.startswith(("_CONDOR_", "CONDOR_"))]:
         del environment[name]

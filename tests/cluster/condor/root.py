@@ -27,15 +27,36 @@ PACKAGES = (
     "htcondor python3 procps util-linux libsqlite3-0 libffi8 libbz2-1.0 liblzma5 libreadline8t64 "
     "libexpat1 libstdc++6 libgomp1 zlib1g libssl3t64"
 )
+# The container runtime of HTCondor's pools, which only unstable has; it needs no newer library. The
+# file goes when unstable has a newer one: then, and on other processors, apt takes what is there.
+APPTAINER = "pool/main/a/apptainer/apptainer_1.4.5-2_amd64.deb"
+APPTAINER_SHA256 = "26cf96e08fccb0e50ea0f285a5a19f940ee873d167a0680584fe6eba7d197d65"
+_PREFERENCES = (
+    r"Package: *\nPin: release n=sid\nPin-Priority: -1\n\n"
+    r"Package: apptainer\nPin: release n=sid\nPin-Priority: 500\n"
+)
 _INSTALL = f"""\
 set -e
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C
 mount -t proc proc "$ROOT/proc"
 printf 'exit 101\\n' > "$ROOT/usr/sbin/policy-rc.d"
 chmod +x "$ROOT/usr/sbin/policy-rc.d"
-chroot "$ROOT" apt-get install -y --no-install-recommends -o Dpkg::Options::=--force-unsafe-io \
-    {PACKAGES}
+install() {{ chroot "$ROOT" apt-get install -y --no-install-recommends \
+    -o Dpkg::Options::=--force-unsafe-io "$@"; }}
+install {PACKAGES}
 chroot "$ROOT" useradd --uid {USER_ID} --create-home --shell /bin/bash {USER}
+# Unstable's own libraries stay out.
+unstable() {{
+    echo "deb $MIRROR sid main" >"$ROOT/etc/apt/sources.list.d/unstable.list"
+    printf '{_PREFERENCES}' >"$ROOT/etc/apt/preferences"
+    # The index of a mirror that is brought up to date by hand may be older than Debian allows.
+    chroot "$ROOT" apt-get -o Acquire::Languages=none -o Acquire::Check-Valid-Until=false update
+    install apptainer
+}}
+{{ chroot "$ROOT" /usr/lib/apt/apt-helper download-file "$MIRROR/{APPTAINER}" /tmp/apptainer.deb \
+        SHA256:{APPTAINER_SHA256} && install /tmp/apptainer.deb; }} || unstable
+rm -f "$ROOT/etc/apt/sources.list.d/unstable.list" "$ROOT/etc/apt/preferences"
+rm -f "$ROOT/tmp/apptainer.deb"
 chroot "$ROOT" apt-get clean
 rm -rf "$ROOT"/var/lib/apt/lists/* "$ROOT"/var/cache/apt/* "$ROOT"/var/cache/debconf/*
 """
@@ -101,8 +122,9 @@ def _build(root: Path) -> None:
     part = root.with_name(root.name + ".part")
     for leftover in (part, root):
         shutil.rmtree(leftover, ignore_errors=True)
-    _run_apart(["debootstrap", "--variant=minbase", SUITE, str(part), find_mirror()])
-    _run_apart(["sh", "-c", _INSTALL], ROOT=str(part))
+    mirror = find_mirror()
+    _run_apart(["debootstrap", "--variant=minbase", SUITE, str(part), mirror])
+    _run_apart(["sh", "-c", _INSTALL], ROOT=str(part), MIRROR=mirror.rstrip("/"))
     (part / "made.json").write_text(json.dumps(_describe(part)))
     part.rename(root)
 

@@ -85,4 +85,4 @@ def test_the_check_of_a_study(condor: ModuleType, osdf: ModuleType) -> None:
     assert "2000000 bytes, no index beside it" in good.stderr
     small = check(f"osdf://{path}", "DATA_GB=0.001")
     assert (small.returncode, small.stderr.count("error:")) == (2, 1)
-    assert "DATA_GB=0.001; jobs would run out of disk" in small.stderr
+    assert "DATA_GB=0.001: jobs would run out of disk" in small.stderr

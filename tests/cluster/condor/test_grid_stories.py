@@ -67,7 +67,7 @@ def die_without_a_signal(condor: ModuleType) -> Job:
         PYTHON="FOLDER/python",
         TRAIN=f"{SLOW} --max-steps 30",
     )
-    wait_for_step(condor, job, after="going on from step")
+    wait_for_step(condor, job, after="continuing from step")
     kill_starter(condor, job)
     job.wait(timeout_s=END_S)
     return job
@@ -92,7 +92,7 @@ def stop_before_the_limit(condor: ModuleType) -> Job:
         LIMIT_HOURS="0.0056",
         TRAIN=f"{SLOW} --max-steps 100000",
     )
-    wait_until(lambda: "going on from step" in peek_output(condor, job), "restart")
+    wait_until(lambda: "continuing from step" in peek_output(condor, job), "restart")
     job.act("rm")
     job.wait_for("JOB_ABORTED")
     return job
@@ -108,7 +108,8 @@ def exceed_the_limit(condor: ModuleType) -> Job:
 def miss_an_output(condor: ModuleType) -> Job:
     append = "transfer_output_files = nothing\nexecutable = true.sh"
     files = {"true.sh": "#!/bin/sh\nexit 0\n"}
-    job = submit_training(condor, append, files, RELEASE_SECONDS="1")
+    # The starter waits for its shadow that long, in one of the two slots with a GPU.
+    job = submit_training(condor, append, files, RELEASE_SECONDS="1", VACATE_SECONDS="1")
     job.wait_for("JOB_HELD", timeout_s=END_S)
     return job
 
@@ -188,7 +189,7 @@ def test_a_vacated_job_goes_on_at_the_step_of_the_signal(stories: Stories) -> No
     job = stories["vacated"].result()
     said = read_output(job)
     (stopped,) = re.findall(r"SIGTERM: stopped at step (\d+) of 30 with a checkpoint", said)
-    (resumed,) = re.findall(r"going on from step (\d+) of 30", said)
+    (resumed,) = re.findall(r"continuing from step (\d+) of 30", said)
     assert resumed == stopped
     assert int(stopped) >= 3
     run = read_result(job)
@@ -201,7 +202,7 @@ def test_after_a_death_without_a_signal_the_last_exit_85_counts(stories: Stories
     assert [e.type.name for e in job.events()].count("JOB_DISCONNECTED") == 1
     said = read_output(job)  # of the killed start nothing came back, its words neither
     stopped = re.findall(r"checkpoint interval: stopped at step (\d+) of 30", said)
-    assert re.findall(r"going on from step (\d+) of 30", said) == stopped
+    assert re.findall(r"continuing from step (\d+) of 30", said) == stopped
     assert read_result(job)["images_trained"] == 30 * 16
 
 

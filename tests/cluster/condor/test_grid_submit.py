@@ -49,6 +49,7 @@ def test_an_image_makes_it_a_container_job(condor: ModuleType) -> None:
     ad = describe(condor, "DATA=dummy", f"IMAGE={image}")
     assert (ad["WantContainer"], ad["ContainerImage"]) == ("true", "pytorch-2.1.1.sif")
     assert image in ad["TransferInput"]
+    assert ad.get("TransferExecutable", "true") == "true"  # else job.sh would have to be in it
 
 
 def test_extracted_data_needs_twice_the_disk(condor: ModuleType) -> None:

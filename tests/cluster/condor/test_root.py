@@ -85,3 +85,4 @@ def test_root_is_built_from_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     made = root.find_or_build_root()
     assert root.is_whole(made)
     assert (made / "usr/sbin/condor_master").exists()
+    assert (made / "usr/bin/apptainer").exists()

@@ -61,7 +61,7 @@ CASES = [
     Case(
         "cache flips a byte, index known",
         [cache1("flip")],
-        says="are wrong by object.bin.index; they are fetched again elsewhere",
+        says="are wrong according to object.bin.index; fetching them again elsewhere",
         has_index=True,
         max_wasted=24 * MIB,
     ),

@@ -15,10 +15,10 @@ import numpy as np
 from dataset.checksum import compute
 from dataset.errors import CommandError, describe_os_error
 from dataset.federation.lookup import Options
-from dataset.own_names import PART
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
 from dataset.fetch.summary import Summary
+from dataset.own_names import PART
 
 MIB = 1 << 20
 FAST = Options(stall_s=1.0, give_up_s=20.0, missing_s=1.0)  # the 1 s timeouts of the fault tests

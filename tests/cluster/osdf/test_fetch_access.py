@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from dataset.federation.pelican import tls
+from dataset.federation import tls
 from dataset.own_names import journal_path
 from tests.cluster.osdf.fetching import MIB, Fetcher, make_content
 from tests.cluster.osdf.rules import Fault

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from dataset.fetch.object import compare
+from dataset.fetch import compare
 from tests.cluster.osdf.fetch_cases import CASES, Case
 from tests.cluster.osdf.fetching import MIB, Fetcher, Result, leftovers, make_content, write_index
 from tests.cluster.osdf.rules import Fault

@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from dataset.transfer.journal import CHUNK, chunk_length, read_journal
 from dataset.own_names import journal_path, part_path
+from dataset.transfer.journal import CHUNK, chunk_length, read_journal
 from tests.cluster.osdf.fetching import MIB, Fetcher, leftovers, make_content
 from tests.cluster.osdf.rules import Fault
 

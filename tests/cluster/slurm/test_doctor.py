@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +52,24 @@ def test_inside_srun_rank_0_reports_and_nothing_is_wrong(slurm: ModuleType) -> N
     assert "SLURM_CPUS_PER_TASK 16" in done.stdout
     assert "so no login node" in done.stdout
     assert "rank 1 of 2, local rank 0 of 1, node 1 of 2, on" in done.stdout
+    assert done.stdout.count("\n    srun --nodes=2 --ntasks=2 --cpus-per-task=16 ") == 1
+
+
+@pytest.mark.slurm
+def test_on_a_login_node_the_command_that_it_prints_prepares_the_data(
+    slurm: ModuleType, tiny_data: Path, tmp_path: Path
+) -> None:
+    names = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "valprep.sh")
+    (tmp_path / "data").mkdir()
+    for name in names:
+        shutil.copy(tiny_data / name, tmp_path / "data")
+    doctor = [sys.executable, *DOCTOR[2:]]  # counting images needs numpy
+    done = run(*doctor, timeout_s=90, cwd=tmp_path)
+    command = json.loads(done.stdout)["next"]["command"]
+    assert command == f"sbatch {ROOT}/slurm/prepare.sbatch data data"
+    done = run("bash", "-c", command, timeout_s=90, env={"SBATCH_WAIT": "1"}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all((tmp_path / "data" / f"{name}.index").exists() for name in names[:2])
 
 
 @pytest.mark.slurm

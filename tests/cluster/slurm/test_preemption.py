@@ -155,7 +155,7 @@ def test_a_requeued_job_goes_on_and_ends_like_an_undisturbed_one(
     assert [attempt["reason"] for attempt in run["attempts"]] == ["SIGTERM", "done"]
     assert run["images_trained"] == EPOCHS * STEPS_PER_EPOCH * BATCH
     assert len(read_epochs(traced.output)) == EPOCHS
-    assert traced.job.output().count("going on from step") == 1
+    assert traced.job.output().count("continuing from step") == 1
     assert_same_run(traced, undisturbed)
 
 
@@ -196,7 +196,7 @@ def test_an_array_task_requeues_itself_and_not_its_sister(
         wait_until(lambda: all(record.exists() for record in records), "both train")
         sisters[1].signal("USR1")
         sisters[1].await_restart(60)
-        wait_until(lambda: "going on from step" in sisters[1].output(), "it goes on")
+        wait_until(lambda: "continuing from step" in sisters[1].output(), "it goes on")
         assert sisters[0].show()["Restarts"] == "0"
         assert sisters[0].state() == "RUNNING"
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,7 @@ STAND_IN = """
 import json, os, pathlib, sys
 names = ("CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "SLURMD_NODENAME", "SLURM_STEP_NUM_TASKS")
 seen = {name: os.environ.get(name) for name in names}
-seen |= {"argv": sys.argv[1:], "cwd": os.getcwd()}
+seen |= {"argv": sys.argv[1:], "cwd": os.getcwd(), "python": sys.executable}
 pathlib.Path("rank" + os.environ["SLURM_PROCID"]).write_text(json.dumps(seen))
 print("spoken by a rank")
 """
@@ -35,8 +36,7 @@ def project(tmp_path: Path) -> Path:
     root = tmp_path / "project"
     for folder in ("train", "slurm"):
         (root / folder).mkdir(parents=True)
-    for name in ("__init__.py", "launch.py"):
-        (root / "train" / name).touch()
+    (root / "train" / "__init__.py").touch()
     (root / "train" / "__main__.py").write_text(STAND_IN)
     shutil.copy(SBATCH, root / "slurm")
     return root
@@ -127,3 +127,19 @@ def test_the_exit_code_of_a_failing_rank_is_the_jobs(
     job = slurm.sbatch(*scale, project / "slurm/train.sbatch", "/data", cwd=submit_folder)
     assert job.wait(60)["JobState"] == "FAILED"
     assert "task 1: Exited with exit code 3" in job.output()
+
+
+def test_an_active_environment_serves_if_it_has_torch_else_the_projects_own(
+    slurm: ModuleType, project: Path, submit_folder: Path
+) -> None:
+    """Conda's base is active in many shells, and sbatch hands that on to the job."""
+    own = project / ".venv/bin/python"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    with_torch = Path(sys.executable).parent
+    for folder, expected in ((Path("/usr/bin"), own), (with_torch, with_torch / "python3")):
+        env = {"CONDA_PREFIX": str(folder.parent), "PATH": f"{folder}:/usr/bin:/bin"}
+        job = slurm.sbatch(project / "slurm/train.sbatch", "/data", cwd=submit_folder, env=env)
+        assert job.wait(60)["JobState"] == "COMPLETED", job.output()
+        (rank,) = read_ranks(submit_folder)
+        assert rank["python"] == str(expected)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dataset.archive.tar_images import detect_kind, list_tar
-from dataset.errors import CommandError, DataError
 from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.index import build_index
+from dataset.archive.tar_images import detect_kind, list_tar
+from dataset.errors import CommandError, DataError
 from tests.dataset.bad_tars import BAD, GOOD
 from tests.dataset.tars import TRAIN, flatten, make_tree, read_tree
 

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from dataset.archive.tar_images import parallel_walk
-from dataset.errors import DataError
+from dataset.archive import parallel_walk
 from dataset.archive.parallel_walk import walk_tar_in_parts
 from dataset.archive.tar_walk import walk_tar
+from dataset.errors import DataError
 from tests.dataset.tars import header, pad, tar_bytes
 
 

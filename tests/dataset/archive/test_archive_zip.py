@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dataset.errors import DataError, UserError
 from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.index import build_index
 from dataset.archive.zip_directory import read_directory
+from dataset.errors import DataError, UserError
 from tests.dataset.tars import (
     flatten,
     make_tree,

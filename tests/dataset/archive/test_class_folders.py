@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dataset.errors import UserError
 from dataset.archive.extract import Extraction, extract_archive
-from train.data.sources import TRAIN_TAR, FolderSource, Source, open_dataset
+from dataset.errors import UserError
+from dataset.names import TRAIN_TAR
+from train.data.sources import FolderSource, Source, open_dataset
 
 HIDDEN = ["n1/._a.JPEG", ".hidden/b.JPEG", ".ipynb_checkpoints/a-checkpoint.JPEG", "n1/.x/c.JPEG"]
 
@@ -49,7 +50,7 @@ def test_a_class_that_is_a_broken_link_is_named(tmp_path: Path, target: str) -> 
     assert FolderSource(root).classes == ["n1", "n2", "n4"]
     (root / ".#lock").symlink_to("user@host.1234")  # Emacs'
     (root / "n3").symlink_to(target)
-    with pytest.raises(UserError, match="n3 is a link to nothing; mend it"):
+    with pytest.raises(UserError, match="n3 is a broken link; fix it"):
         FolderSource(root)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset.errors import DataError
 from dataset.archive.output_folder import OutputFolder
+from dataset.errors import DataError
 from tests.dataset.tars import (
     extract,
     flatten,

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from dataset import published
-from dataset.errors import DataError, PassingError, UserError
 from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.output_folder import OutputFolder
+from dataset.errors import DataError, PassingError, UserError
 from tests.dataset.tars import (
     END,
     TRAIN,
@@ -148,7 +148,7 @@ def test_a_stranger_that_appears_later_is_refused(tmp_path: Path) -> None:
     extract(tar, tmp_path / "out")
     next((tmp_path / "out" / "train" / "n01440764").iterdir()).unlink()
     (tmp_path / "out" / "train" / "mine").mkdir()
-    with pytest.raises(UserError, match="'mine', which is no class"):
+    with pytest.raises(UserError, match="'mine', which is not a class"):
         extract(tar, tmp_path / "out")
 
 
@@ -235,10 +235,10 @@ def test_too_little_space_or_inodes_is_said_before_anything_is_written(
         return os.statvfs_result((4096, 4096, 0, free, free, 10**6, inodes, inodes, 0, 255, 0))
 
     monkeypatch.setattr(os, "statvfs", lambda path: statvfs(path, 17, 10**6))
-    with pytest.raises(UserError, match="GB free, the images need"):
+    with pytest.raises(UserError, match="GB free, but the images need"):
         extract(tar, tmp_path / "out")
     monkeypatch.setattr(os, "statvfs", lambda path: statvfs(path, 10**6, 20))
-    with pytest.raises(UserError, match="20 free inodes, 21 files and folders are needed"):
+    with pytest.raises(UserError, match="20 free inodes, but the data needs 21"):
         extract(tar, tmp_path / "out")
     assert list((tmp_path / "out").rglob("*.JPEG")) == []
     monkeypatch.setattr(os, "statvfs", lambda path: statvfs(path, 10**6, 21))

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.archive.tar_images import crc32c as crc32c_module
+from dataset.archive import crc32c as crc32c_module
 from dataset.archive.block_sums import BLOCK_SIZE
 from dataset.archive.crc32c import crc32c, crc32c_numpy
-from dataset.errors import DataError, UserError
 from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.index import (
     build_index,
@@ -26,6 +25,7 @@ from dataset.archive.index import (
     verify_tar,
 )
 from dataset.archive.index_file import TarIndex, load_index
+from dataset.errors import DataError, UserError
 from tests.dataset.tars import (
     TRAIN,
     VAL,

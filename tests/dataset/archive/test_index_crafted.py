@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset.errors import DataError
 from dataset.archive.index import find_or_build_index
+from dataset.errors import DataError
 from tests.dataset.tars import make_tree, write_nested
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dataset.errors import DataError, UserError
 from dataset.archive.labels import (
     NUM_VAL,
     builtin_labels,
@@ -18,6 +17,7 @@ from dataset.archive.labels import (
     parse_labels,
     read_labels,
 )
+from dataset.errors import DataError, UserError
 from tests.dataset.tars import make_val, write_solution, write_valprep
 
 REAL_NAMES = [f"ILSVRC2012_val_{i:08d}.JPEG".encode() for i in range(1, NUM_VAL + 1)]
@@ -129,7 +129,7 @@ def test_images_without_a_label_are_named_and_counted() -> None:
 def test_labels_without_an_image_are_named_and_counted() -> None:
     labels = dict.fromkeys((b"a", b"b", b"c", b"d", b"e"), b"n01")
     with pytest.raises(
-        DataError, match=r"labels 4 images \(b, c, d, …\) that the archive does not"
+        DataError, match=r"labels 4 images \(b, c, d, …\) that are not in the archive"
     ):
         match_labels([b"a"], labels, "valprep.sh")
 

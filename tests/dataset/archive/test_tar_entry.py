@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dataset.errors import DataError
 from dataset.archive.tar_entry import parse_pax, read_entry
+from dataset.errors import DataError
 from tests.dataset.tars import END, header, pad
 
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from dataset.federation.pelican import collection
-from dataset.federation.collection import Lister, has_collection_form, looks_like_object
-from dataset.federation.connection import Pool
 from dataset.errors import PassingError, UserError
+from dataset.federation import collection
+from dataset.federation.collection import Lister, has_collection_form, looks_like_object
+from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import parse_target
-from dataset.federation.lookup import Access, Lookup, Options
-from dataset.federation.tokens import TokenStore
+from dataset.federation.tokens import Access, TokenStore
 from dataset.federation.webdav import Entry, parse_listing
 from tests.dataset.dav_server import TreeHandler
 from tests.dataset.director_server import directing, name_source
@@ -187,7 +186,7 @@ def failing_lister(
         with directing(lambda handler: (decision[0], dict(decision[1]))) as federation:
             target = parse_target(f"osdf://{path}", federation)
             access = Access(NOWHERE, TokenStore(NOWHERE, token))
-            yield Lister(Lookup(target, access, options, Pool(1.0)), target)
+            yield Lister(Lookup(target, access, options), target)
 
 
 def failing_for(seconds: float, status: int) -> Failure:
@@ -224,7 +223,7 @@ def test_an_object_is_no_collection() -> None:
     ):
         target = parse_target("osdf:///ns/d/x", federation)
         access = Access(NOWHERE, TokenStore(NOWHERE))
-        assert not Lister(Lookup(target, access, FAST, Pool(1.0)), target).is_collection()
+        assert not Lister(Lookup(target, access, FAST), target).is_collection()
 
 
 def test_a_passing_failure_is_borne_until_it_is_time_to_give_up() -> None:
@@ -297,7 +296,7 @@ def endless_lister(*members: str, options: Options = FAST) -> Iterator[Lister]:
     with running(EndlessHandler, members=members) as tree:
         target = parse_target(f"{tree}/d")
         access = Access(NOWHERE, TokenStore(NOWHERE))
-        yield Lister(Lookup(target, access, options, Pool(1.0)), target)
+        yield Lister(Lookup(target, access, options), target)
 
 
 PATIENT = Options(stall_s=60.0, give_up_s=600.0, missing_s=60.0)
@@ -348,5 +347,5 @@ def test_a_collection_of_forty_folders_in_one_another_is_listed_whole() -> None:
     with running(TreeHandler, files=files, folders=folders) as tree:
         target = parse_target(f"{tree}/d")
         access = Access(NOWHERE, TokenStore(NOWHERE))
-        lister = Lister(Lookup(target, access, PATIENT, Pool(1.0)), target)
+        lister = Lister(Lookup(target, access, PATIENT), target)
         assert {entry.path for entry in lister.walk()} == set(files)

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from dataset.federation.pelican import connection
+from dataset.federation import connection
 from dataset.federation.connection import (
     NETWORK_ERRORS,
     Connection,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dataset.errors import CommandError, PassingError
 from dataset.federation.connection import Pool
 from dataset.federation.document import get_document
-from dataset.errors import CommandError, PassingError
 from dataset.federation.framing import ProtocolError
-from dataset.transfer.journal import CHUNK
 from dataset.federation.lookup import Options
+from dataset.transfer.journal import CHUNK
 from tests.dataset.small_server import Handler, serving
 from tests.dataset.transfer.test_transfer import fetch
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from dataset.federation.connection import Pool
 from dataset.errors import PassingError, UserError
+from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Verdict, parse_target
-from dataset.federation.lookup import Access, Lookup, Options
+from dataset.federation.tokens import Access, TokenStore
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
-from dataset.federation.tokens import TokenStore
 from tests.dataset.director_server import Decision, directing, name_source
 from tests.dataset.small_server import serving
 
@@ -33,12 +32,9 @@ def looking_up(
     decide: Callable[[Any], Decision], token: Path | None = None, options: Options = FAST
 ) -> Iterator[Lookup]:
     with directing(decide) as url:
-        pool = Pool(1.0)
         target = parse_target("osdf:///ns/a.tar", url)
-        lookup = Lookup(target, Access(NOWHERE, TokenStore(NOWHERE, token)), options, pool)
-        yield lookup
-        lookup.close()
-        pool.close()
+        with Lookup(target, Access(NOWHERE, TokenStore(NOWHERE, token)), options) as lookup:
+            yield lookup
 
 
 def wait_for_patience(lookup: Lookup, seconds: float) -> None:

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from dataset.errors import UserError
+from dataset.federation.tokens import (
+    TokenStore,
+    find_login,
+    may_carry_secret,
+    read_expiry,
+    read_logins,
+)
 from dataset.redaction import redact
-from dataset.federation.tokens import TokenStore, find_login, may_carry_secret, read_expiry, read_logins
 
 
 def make_jwt(expires_in_s: float) -> str:

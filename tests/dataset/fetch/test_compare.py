@@ -17,22 +17,20 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from dataset.fetch.object import compare
-from dataset.fetch.object import digests
-from dataset.fetch.object import probe
-from dataset.federation.connection import Pool
-from dataset.fetch.digests import DigestAsker
+from dataset.durable import write_at
 from dataset.errors import DataError
+from dataset.federation.connection import Pool
 from dataset.federation.framing import ProtocolError
-from dataset.transfer.journal import CHUNK, Progress
 from dataset.federation.lookup import Options
+from dataset.federation.sources import Source
+from dataset.fetch import compare, digests, probe
+from dataset.fetch.digests import DigestAsker
 from dataset.fetch.probe import Digest
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
-from dataset.federation.sources import Source
-from dataset.transfer.store import write_at
 from dataset.fetch.summary import Summary
 from dataset.transfer.engine import ObjectChanged
+from dataset.transfer.journal import CHUNK, Progress
 from tests.dataset.small_server import Handler, serving
 
 FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)

@@ -14,16 +14,16 @@ from urllib.parse import quote
 import pytest
 
 from dataset import byte_meter
-from dataset.fetch.object import remote
-from dataset.fetch.dry_run import describe_sources
 from dataset.errors import PassingError, UserError
 from dataset.federation.lookup import Options
-from dataset.own_names import journal_path
-from dataset.transfer.partial import discard
+from dataset.fetch import remote
+from dataset.fetch.dry_run import describe_sources
 from dataset.fetch.remote import fetch_dataset, fetch_urls
 from dataset.fetch.request import Request
 from dataset.fetch.small import SMALL_BYTES
 from dataset.fetch.summary import Summary
+from dataset.own_names import journal_path
+from dataset.transfer.partial import discard
 from tests.dataset import dav_server
 from tests.dataset.dav_server import serving_tree
 from tests.dataset.small_server import running
@@ -173,7 +173,7 @@ def test_a_file_in_place_of_the_folder_is_one_line_and_exit_2(tmp_path: Path) ->
     command += [f"file://{tmp_path}/source.bin", "--out", str(tmp_path / "file")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
-    assert f"error: {tmp_path}/file exists and is no folder" in done.stderr
+    assert f"error: {tmp_path}/file exists and is not a folder" in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "file").read_bytes() == b"precious"
 
@@ -181,7 +181,7 @@ def test_a_file_in_place_of_the_folder_is_one_line_and_exit_2(tmp_path: Path) ->
 def test_a_file_in_place_of_a_collections_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "many").write_bytes(b"precious")
     with serving_tree({"/ns/many/a.bin": b"a"}) as (root, _):
-        with pytest.raises(UserError, match="many exists and is no folder"):
+        with pytest.raises(UserError, match="many exists and is not a folder"):
             fetch(f"{root}/ns/many/", tmp_path)
 
 

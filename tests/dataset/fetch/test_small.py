@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from dataset import checksum
-from dataset.fetch.object import small
-from dataset.fetch.folder import Ledger
 from dataset.federation.lookup import Options
-from dataset.own_names import PART, RECORD
+from dataset.fetch import small
+from dataset.fetch.folder import Ledger
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
+from dataset.own_names import PART, RECORD
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.director_server import Decision, directing, name_source
 from tests.dataset.small_server import Handler, running

@@ -16,15 +16,12 @@ from typing import Any
 import pytest
 
 from dataset import checksum
-from dataset.federation.pelican import collection
-from dataset.federation.pelican import document
-from dataset.fetch.object import probe
-from dataset.fetch.object import small
-from dataset.fetch.object import small_digests
+from dataset.federation import collection, document
 from dataset.federation.document import ask_rivals
-from dataset.federation.pelican import DISCOVERY_PATH
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
+from dataset.federation.pelican import DISCOVERY_PATH
+from dataset.fetch import probe, small, small_digests
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
 from dataset.fetch.summary import Summary

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dataset.federation.sources import Problem, Source, Sources
 from dataset.transfer.blocks import ARRIVED, MISSING, BlockMap, Lease
 from dataset.transfer.journal import CHUNK, Journal, Progress, num_chunks
-from dataset.federation.sources import Source, Sources
 from dataset.transfer.store import ChunkStore
 
 
@@ -171,7 +171,7 @@ def test_a_failed_source_rests_longer_every_time_and_then_gets_one_try() -> None
     sources.all[1].active = 1
     rests = []
     for _ in range(12):
-        sources.failed(source, 0.0, "503")
+        sources.failed(source, 0.0, Problem("503", 503))
         rests.append(source.blocked_until)
         assert sources.pick(0.0) is sources.all[1]
     assert rests == sorted(rests)
@@ -188,12 +188,12 @@ def test_when_nobody_delivers_a_resting_source_is_tried_again_soon_but_not_for_e
     sources = make_sources(2)
     for source in sources.all:
         for _ in range(10):
-            sources.failed(source, 0.0, "503")
+            sources.failed(source, 0.0, Problem("503", 503))
     assert sources.pick(3.9) is None
     assert sources.pick(4.1) is not None
     for source in sources.all:
         for _ in range(20):
-            sources.failed(source, 0.0, "503")
+            sources.failed(source, 0.0, Problem("503", 503))
     assert sources.pick(4.1) is None
 
 
@@ -201,18 +201,18 @@ def test_a_source_that_broke_off_after_whole_chunks_rests_briefly() -> None:
     sources = make_sources(1)
     (source,) = sources.all
     for _ in range(10):
-        sources.failed(source, 0.0, "503")
+        sources.failed(source, 0.0, Problem("503", 503))
     source.blocked_until = 0.0
-    sources.failed(source, 0.0, "ended early", has_delivered=True)
+    sources.failed(source, 0.0, Problem("ended early"), has_delivered=True)
     assert source.blocked_until <= 0.5
 
 
 def test_retry_after_is_heeded_within_reason() -> None:
     sources = make_sources(1)
-    sources.failed(sources.all[0], 0.0, "429", retry_after_s=30)
+    sources.failed(sources.all[0], 0.0, Problem("429", 429, 30))
     assert sources.all[0].blocked_until == 30
     assert sources.pick(29.0) is None
-    sources.failed(sources.all[0], 0.0, "429", retry_after_s=1e9)
+    sources.failed(sources.all[0], 0.0, Problem("429", 429, 1e9))
     assert sources.all[0].blocked_until == 300
 
 
@@ -220,7 +220,7 @@ def test_the_origin_is_for_when_the_caches_failed() -> None:
     sources = make_sources(1)
     sources.update(["http://origin/x"], wants_token=False, is_origin=True)
     assert sources.pick(0.0) is sources.all[0]
-    sources.failed(sources.all[0], 0.0, "500")
+    sources.failed(sources.all[0], 0.0, Problem("500", 500))
     assert sources.pick(0.0) is sources.all[1]
 
 
@@ -231,16 +231,27 @@ def test_a_source_of_wrong_bytes_is_dropped_only_while_there_is_another() -> Non
             sources.sent_wrong_block(source)
     assert sources.all[0].refused
     assert not sources.all[1].refused
+    assert sources.all[0].describe()["refused"] == "sends wrong bytes"
 
 
 def test_everyone_must_agree_that_an_object_is_missing() -> None:
     sources = make_sources(2)
-    sources.failed(sources.all[0], 0.0, "404")
+    sources.failed(sources.all[0], 0.0, Problem("404", 404))
     assert not sources.agree_on("missing")
-    sources.failed(sources.all[1], 0.0, "404")
+    sources.failed(sources.all[1], 0.0, Problem("404", 404))
     assert sources.agree_on("missing")
-    sources.failed(sources.all[1], 0.0, "503")
+    sources.failed(sources.all[1], 0.0, Problem("503", 503))
     assert not sources.agree_on("missing")
+
+
+def test_what_an_answer_means_is_told_by_its_status_and_not_by_its_words() -> None:
+    sources = make_sources(1)
+    sources.failed(sources.all[0], 0.0, Problem("404"))  # an error that merely says so
+    assert not sources.agree_on("missing")
+    sources.failed(sources.all[0], 0.0, Problem("a page in any language", 404))
+    assert sources.agree_on("missing")
+    sources.failed(sources.all[0], 0.0, Problem("a page in any language", 401))
+    assert sources.agree_on("denied")
 
 
 def test_the_books_of_an_object_like_imagenet_take_little_memory(tmp_path: Path) -> None:

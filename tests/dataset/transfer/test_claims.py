@@ -14,6 +14,7 @@ import pytest
 from dataset import checksum
 from dataset.checksum import compute
 from dataset.fetch.digests import pick_kinds
+from dataset.own_names import journal_path, part_path
 from dataset.transfer.journal import (
     CHUNK,
     Journal,
@@ -22,7 +23,6 @@ from dataset.transfer.journal import (
     read_boot_id,
     read_journal,
 )
-from dataset.own_names import journal_path, part_path
 from dataset.transfer.verify import compute_all
 from tests.dataset.small_server import Handler, running, serving
 from tests.dataset.transfer.test_store import make_index

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
+from dataset.federation.lookup import Options
+from dataset.federation.sources import Source, Sources
 from dataset.transfer.blocks import BlockMap, Lease
 from dataset.transfer.dealing import AVOID_S, FIRST_HEDGE_S, Dealer
 from dataset.transfer.journal import CHUNK
-from dataset.federation.lookup import Options
-from dataset.federation.sources import Source, Sources
 
 
 def make(num_sources: int, num_chunks: int = 16) -> tuple[Dealer, BlockMap, list[Source]]:

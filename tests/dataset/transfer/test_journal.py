@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dataset.checksum import compute
+from dataset.own_names import doubted_path, journal_path, part_path
 from dataset.transfer.journal import (
     CHUNK,
     Journal,
@@ -16,7 +17,6 @@ from dataset.transfer.journal import (
     num_chunks,
     read_journal,
 )
-from dataset.own_names import doubted_path, journal_path, part_path
 from dataset.transfer.partial import discard, holding_part, resume
 
 SIZE = 3 * CHUNK + 5
@@ -122,7 +122,7 @@ def test_other_checksums_wanted_are_computed_from_the_file(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("identity", "size", "reason"),
-    [("pelican://f/y", SIZE, "is of"), ("pelican://f/x", SIZE + 1, "bytes")],
+    [("pelican://f/y", SIZE, "belongs to"), ("pelican://f/x", SIZE + 1, "bytes")],
 )
 def test_a_partial_file_of_another_object_is_not_used_and_that_is_said(
     tmp_path: Path, identity: str, size: int, reason: str

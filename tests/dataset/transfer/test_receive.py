@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dataset.federation.framing import ProtocolError
-from dataset.transfer.receive import OtherSize, OtherVersion, StatusError, check_answer, read_retry_after
+from dataset.federation.framing import ProtocolError, read_retry_after
 from dataset.federation.sources import Source
+from dataset.transfer.receive import OtherSize, OtherVersion, StatusError, check_answer
 
 
 def answer(status: int, length: int | None, url: str = "http://a/x", **headers: str) -> Any:

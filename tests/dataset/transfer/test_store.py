@@ -13,20 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.transfer.blocks import DONE, MISSING
 from dataset.checksum import compute
 from dataset.errors import DataError, run_command
-from dataset.transfer.journal import CHUNK, Journal, Progress, read_journal
 from dataset.federation.lookup import Options
-from dataset.own_names import PART, journal_path, part_path
+from dataset.federation.sources import Sources
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
-from dataset.federation.sources import Sources
-from dataset.transfer.store import MIN_BLOCK_TRIES, ChunkStore, DiskError
 from dataset.fetch.summary import Summary
+from dataset.own_names import PART, journal_path, part_path
+from dataset.transfer.blocks import DONE, MISSING
+from dataset.transfer.journal import CHUNK, Journal, Progress, read_journal
+from dataset.transfer.store import MIN_BLOCK_TRIES, ChunkStore, DiskError
 from dataset.transfer.verify import BlockChecks
-from tests.dataset.small_server import Handler, serving
 from tests.dataset.fetch.test_compare import federation
+from tests.dataset.small_server import Handler, serving
 
 FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
 NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}

@@ -15,11 +15,11 @@ import pytest
 
 from dataset import checksum
 from dataset.errors import DataError, PassingError, UserError, run_command
-from dataset.transfer.journal import CHUNK
 from dataset.federation.lookup import Options
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request, check_native_size
 from dataset.fetch.summary import Summary
+from dataset.transfer.journal import CHUNK
 from tests.dataset.small_server import Handler, serving
 
 FAST = Options(stall_s=1.0, give_up_s=5.0, missing_s=0.5, connections=4)
@@ -287,7 +287,7 @@ def test_a_disk_that_fails_is_one_line(
     with serving(CONTENT) as (url, _):
         assert run_command(lambda: fetch(url, tmp_path) and 0) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error:")]
-    assert f"Input/output error: {tmp_path}/object.bin.trainyard-part; the disk fails" in line
+    assert f"Input/output error: {tmp_path}/object.bin.trainyard-part; the disk is failing" in line
 
 
 def test_a_token_from_the_environment_stays_out_of_plain_servers(tmp_path: Path) -> None:

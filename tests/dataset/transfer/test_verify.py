@@ -9,16 +9,25 @@ import random
 import tarfile
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dataset import checksum
-from dataset.transfer.engine import verify
 from dataset.archive.index import build_index, find_index
+from dataset.transfer import verify
 from dataset.transfer.journal import CHUNK
-from dataset.transfer.verify import ChunkSums, PrefixHash, hash_file, read_block_checks
+from dataset.transfer.verify import (
+    ChunkSums,
+    NoChecks,
+    NoIndex,
+    OtherTar,
+    PrefixHash,
+    hash_file,
+    read_block_checks,
+)
 
 
 def make_indexed_tar(folder: Path, num_bytes: int = 9 * CHUNK) -> Path:
@@ -41,8 +50,7 @@ def test_the_index_of_this_project_is_read_without_numpy(tmp_path: Path) -> None
     tar = make_indexed_tar(tmp_path)
     index = find_index(tar)
     assert index is not None
-    checks, why = read_block_checks(index, tar.stat().st_size)
-    assert checks is not None, why
+    checks = read_block_checks(index, tar.stat().st_size)
     blocks = [
         tar.read_bytes()[at : at + 4 * CHUNK] for at in range(0, tar.stat().st_size, 4 * CHUNK)
     ]
@@ -52,30 +60,32 @@ def test_the_index_of_this_project_is_read_without_numpy(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("arrays", "reason"),
+    ("arrays", "kind", "reason"),
     [
-        ({"tar_size": np.int64(5)}, "no block checksums"),
-        ({"tar_size": np.int64(6), "block_size": np.int64(CHUNK)}, "the object has"),
-        ({"tar_size": np.int64(5), "block_size": np.int64(1000)}, "whole MiB"),
+        ({"tar_size": np.int64(5)}, NoChecks, "no block checksums"),
+        ({"tar_size": np.int64(6), "block_size": np.int64(CHUNK)}, OtherTar, "the object has"),
+        ({"tar_size": np.int64(5), "block_size": np.int64(1000)}, NoChecks, "whole MiB"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused_and_said(
-    tmp_path: Path, arrays: dict[str, np.int64], reason: str
+    tmp_path: Path, arrays: dict[str, np.int64], kind: type[NoChecks], reason: str
 ) -> None:
     path = tmp_path / "x.index"
     if "block_size" in arrays:
         arrays = {**arrays, "block_crc32c": np.array([1], np.uint32)}  # type: ignore[dict-item]
     with path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-    checks, why = read_block_checks(path, 5)
-    assert checks is None
-    assert reason in why
+    with pytest.raises(NoChecks, match=reason) as caught:
+        read_block_checks(path, 5)
+    assert caught.type is kind
 
 
 def test_a_file_that_is_no_index_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.index").write_bytes(b"<html>")
-    assert "cannot be read" in read_block_checks(tmp_path / "x.index", 5)[1]
-    assert read_block_checks(tmp_path / "none", 5) == (None, "no index")
+    with pytest.raises(NoChecks, match="cannot be read"):
+        read_block_checks(tmp_path / "x.index", 5)
+    with pytest.raises(NoIndex, match="no file none"):
+        read_block_checks(tmp_path / "none", 5)
 
 
 def test_without_the_crc32c_package_that_is_said(
@@ -85,9 +95,8 @@ def test_without_the_crc32c_package_that_is_said(
     index = find_index(tar)
     assert index is not None
     monkeypatch.setattr(verify.checksum, "HAS_CRC32C", False)
-    checks, why = read_block_checks(index, tar.stat().st_size)
-    assert checks is None
-    assert "not installed" in why
+    with pytest.raises(NoChecks, match="not installed"):
+        read_block_checks(index, tar.stat().st_size)
 
 
 def test_a_hash_follows_a_growing_prefix(tmp_path: Path) -> None:
@@ -139,9 +148,8 @@ def test_a_hostile_index_is_passed_over(name: str, tmp_path: Path) -> None:
         archive.writestr("block_size.npy", INTEGER)
         archive.writestr("tar_size.npy", INTEGER)
         archive.writestr("block_crc32c.npy", HOSTILE_ARRAYS[name])
-    checks, why = read_block_checks(path, 5)
-    assert checks is None
-    assert "cannot be read" in why or "whole MiB" in why
+    with pytest.raises(NoChecks, match=r"cannot be read|whole MiB"):
+        read_block_checks(path, 5)
 
 
 def test_any_damage_of_an_index_is_passed_over_or_changes_nothing_but_sums(tmp_path: Path) -> None:
@@ -154,5 +162,5 @@ def test_any_damage_of_an_index_is_passed_over_or_changes_nothing_but_sums(tmp_p
         for _ in range(chance.randint(1, 8)):
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         index.write_bytes(damaged)
-        checks, _ = read_block_checks(index, tar.stat().st_size)
-        assert checks is None or len(checks.crc32c) == 1
+        with suppress(NoChecks):
+            assert len(read_block_checks(index, tar.stat().st_size).crc32c) == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from report.grid.published import read_study
 from report.grid.report import make_report
 from report.grid.tables import make_tables
-from report.grid.published import read_study
 from report.table import to_markdown
 
 ROOT = Path(__file__).resolve().parents[3]

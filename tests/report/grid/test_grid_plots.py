@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from report.grid.report import make_report
 from report.grid.jobs import WAITING
 from report.grid.plots import draw_grid_charts, draw_stall_times
-from report.grid.rows import GridJob
 from report.grid.published import read_study
+from report.grid.report import make_report
+from report.grid.rows import GridJob
 
 STUDY = Path(__file__).resolve().parents[3] / "run_results/published/osg_100_jobs_5_epochs.csv"
 NAMES = {"completion_time", "compute_per_site", "stall_time", "failure_causes"}

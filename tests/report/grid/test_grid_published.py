@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from dataset.errors import UserError
-from report.grid.report import compute_sites, compute_slot_time, compute_transfer_limits, count_causes
+from report.grid.published import compare_with_printed, is_study_table, read_study
+from report.grid.report import (
+    compute_sites,
+    compute_slot_time,
+    compute_transfer_limits,
+    count_causes,
+)
 from report.grid.rows import GridJob
 from report.grid.totals import compute_totals
-from report.grid.published import compare_with_printed, is_study_table, read_study
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "run_results" / "published"
 STUDY = PUBLISHED / "osg_100_jobs_5_epochs.csv"

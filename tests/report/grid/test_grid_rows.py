@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from report.grid.eventlog import JobId, read_event_log
-from report.grid.report import compute_slot_time, make_report
 from report.grid.history import read_histories
 from report.grid.jobs import SUCCESS, UNCHECKED, WRONG_OUTPUT
+from report.grid.report import compute_slot_time, make_report
 from report.grid.rows import GridJob, JobRecord, make_row, read_records
 from tests.report.eventlogs import START, LogWriter
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dataset.errors import DONE, run_command
-from tests.gpu_sim import ranks as gpu_ranks
 from scripts.checks.first_hour import Trial, advise, find_best
+from tests.gpu_sim import ranks as gpu_ranks
 
 
 def be_doctor(*words: str) -> None:

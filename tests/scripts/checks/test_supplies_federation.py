@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.dataset.director_server import directing
-from tests.dataset.small_server import Handler, running
 from scripts.checks.supplies import look_at_federation
 from scripts.checks.surroundings import OK, WRONG
+from tests.dataset.director_server import directing
+from tests.dataset.small_server import Handler, running
 
 
 def drip(handler: Any) -> bool:

@@ -18,10 +18,15 @@ import torch
 from dataset.errors import DataError, UserError
 from tests.train import started_ranks as ranks
 from train.checkpoints import checkpoint
-from train.checkpoints.checkpoint import CheckpointWriter, list_checkpoints, load_checkpoint, load_latest
+from train.checkpoints.checkpoint import (
+    CheckpointWriter,
+    list_checkpoints,
+    load_checkpoint,
+    load_latest,
+)
+from train.checkpoints.snapshot import copy_to_host
 from train.evaluate import Accuracy
 from train.progress import Progress
-from train.checkpoints.snapshot import copy_to_host
 
 Best = dict[str, Any]
 
@@ -238,7 +243,7 @@ def test_a_damaged_latest_falls_back_to_the_one_before(tmp_path: Path) -> None:
         _, loaded = load_latest(tmp_path)
         assert loaded is not None and loaded["step"] == 1
     (tmp_path / checkpoint.file_name(1)).write_bytes(b"")
-    with pytest.raises(DataError, match=r"no checkpoint .* is whole; move it away"):
+    with pytest.raises(DataError, match=r"no checkpoint .* is intact; move it away"):
         load_latest(tmp_path)
 
 
@@ -250,7 +255,7 @@ def test_when_the_two_latest_are_damaged_a_whole_best_is_named(tmp_path: Path) -
     for path in checkpoint.list_checkpoints(tmp_path):
         path.write_bytes(b"")
     best = tmp_path / "best.pt"
-    with pytest.raises(DataError, match=rf"--resume {best} goes on from the best epoch"):
+    with pytest.raises(DataError, match=rf"--resume {best} continues from the best epoch"):
         load_latest(tmp_path)
     assert load_checkpoint(best)["step"] == 1
 

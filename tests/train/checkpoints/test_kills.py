@@ -18,8 +18,8 @@ from tests.train import hooks
 from tests.train import started_ranks as ranks
 from tests.train.checkpoints.test_resume import final_state, find_differences, strip_times
 from train.checkpoints.checkpoint import list_checkpoints, load_checkpoint
-from train.records.record import read_epochs, read_run
 from train.data.sampler import epoch_order
+from train.records.record import read_epochs, read_run
 
 NUM_TRAIN, BATCH, STEPS = 42, 8, 5
 MAX_ATTEMPTS_PER_KILL = 3  # a kill may come before the attempt has begun

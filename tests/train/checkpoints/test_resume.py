@@ -15,8 +15,8 @@ from dataset.errors import BAD_DATA, CHECKPOINTED, DONE, USER_MISTAKE
 from tests.train import hooks
 from tests.train import started_ranks as ranks
 from train.checkpoints.checkpoint import list_checkpoints, load_latest
-from train.records.record import EPOCHS_FILE, read_epochs, read_lines, read_run
 from train.data.sampler import epoch_order
+from train.records.record import EPOCHS_FILE, read_epochs, read_lines, read_run
 
 NUM_TRAIN, BATCH, STEPS = 42, 8, 5  # images, batch, steps an epoch
 EVERY_STEP = ["--checkpoint-minutes", "1e-9"]
@@ -76,7 +76,7 @@ def test_a_killed_and_resumed_run_is_bit_for_bit_the_undisturbed_one(
     assert killed.codes[0] == -signal.SIGKILL
     assert [int(path.stem[5:]) for path in list_checkpoints(parts / "ckpt")][-1] in (6, 7)
     resumed = ranks.run(argv, tmp_path / "log2", world).expect(DONE)
-    assert "going on from step" in resumed.log
+    assert "continuing from step" in resumed.log
     assert find_differences(final_state(parts), final_state(whole)) == []
     assert strip_times(read_epochs(parts)) == strip_times(read_epochs(whole))
     assert final_state(whole)["ema"] and final_state(whole)["step"] == 10
@@ -288,9 +288,9 @@ def test_a_restart_of_a_command_with_a_named_checkpoint_goes_on(
     argv += ["--resume", str(named), "--output", str(out)]
     hook = partial(hooks.at_step, 0, 5, hooks.terminate_myself)  # heard before the next step
     job = ranks.run(argv, tmp_path / "log1", hook=hook).expect(CHECKPOINTED)
-    assert "going on from step 2 " in job.log
+    assert "continuing from step 2 " in job.log
     job = ranks.run(argv, tmp_path / "log2").expect(DONE)
-    assert "going on from step 7 " in job.log
+    assert "continuing from step 7 " in job.log
 
 
 def test_a_named_older_checkpoint_rewinds_its_own_run(images: Path, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_named_older_checkpoint_rewinds_its_own_run(images: Path, tmp_path: Pa
     older = out / "ckpt" / f"step-{STEPS:09d}.pt"
     assert older.exists()
     job = ranks.run([*argv, "--resume", str(older)], tmp_path / "log1").expect(DONE)
-    assert f"going on from step {STEPS} " in job.log
+    assert f"continuing from step {STEPS} " in job.log
     assert [e["epoch"] for e in read_epochs(out)] == [0, 1]
 
 

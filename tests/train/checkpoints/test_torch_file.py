@@ -20,9 +20,14 @@ from tests.train import hooks
 from tests.train import started_ranks as ranks
 from tests.train.checkpoints.test_checkpoint import save, state_at
 from train.checkpoints import checkpoint
-from train.checkpoints.checkpoint import CheckpointWriter, list_checkpoints, load_checkpoint, load_latest
-from train.model import read_state_dict
+from train.checkpoints.checkpoint import (
+    CheckpointWriter,
+    list_checkpoints,
+    load_checkpoint,
+    load_latest,
+)
 from train.checkpoints.torch_file import find_damage, write_torch_file
+from train.model import read_state_dict
 
 
 def flip(path: Path, bit: int) -> None:
@@ -166,7 +171,7 @@ def test_a_run_goes_on_from_the_older_checkpoint_and_says_so(
     flip(newer, 8 * 5000)
     job = ranks.run(argv, tmp_path / "log").expect(DONE)
     assert f"{newer} is damaged" in job.log
-    assert "going on from step 1 " in job.log
+    assert "continuing from step 1 " in job.log
     kept = list_checkpoints(tmp_path / "out" / "ckpt")
     assert [load_checkpoint(path)["step"] for path in kept] == [1, 3]  # and not the damaged one
     for path in kept:

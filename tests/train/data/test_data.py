@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.errors import DataError, PassingError, UserError
 from dataset.archive.index import build_index
 from dataset.archive.index_file import TarIndex
+from dataset.errors import DataError, PassingError, UserError
 from train.data.batches import LOOK_S, Batch, Images, Item, Schedule
 from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder, decode_train
-from train.failure import explain
 from train.data.loader import load_batches
 from train.data.sampler import BatchPlan, epoch_order, sample_uniforms
 from train.data.sources import (
@@ -31,6 +30,7 @@ from train.data.sources import (
     needs_index,
     open_dataset,
 )
+from train.failure import explain
 
 SIZE, BATCH, MICROBATCH, SEED = 32, 8, 2, 3
 NUM_TRAIN, NUM_VAL = 42, 35
@@ -359,7 +359,7 @@ def test_a_tar_that_is_overwritten_during_training_is_an_error_of_the_next_epoch
     list(load_batches(opened, [item], workers))
     overwrite(tar, how)
     first = Item(1, 0, 0) if split == "train" else Item(1, -1, 0)
-    with pytest.raises(DataError, match=f"{tar} was changed while it is trained from"):
+    with pytest.raises(DataError, match=f"{tar} was changed during the training"):
         list(load_batches(opened, [first], workers))
     opened._looked_s -= LOOK_S  # within an epoch it is seen, too, some time later
     with pytest.raises(DataError, match="was changed"):

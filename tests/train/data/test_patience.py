@@ -16,17 +16,17 @@ import torch
 from dataset.errors import CHECKPOINTED, DONE, DataError
 from tests.train import hooks
 from tests.train import started_ranks as ranks
+from tests.train.checkpoints.test_resume import final_state, find_differences
 from tests.train.data.test_data import open_images, schedule_of
 from tests.train.ranks.test_interrupt import stopped_at
-from tests.train.checkpoints.test_resume import final_state, find_differences
-from train.data.batches import patience
+from train.data import patience
 from train.data.batches import Batch, Images
-from train.ranks.interrupt import Vote
 from train.data.loader import load_batches
 from train.data.patience import PatientBatches, Stranded
-from train.records.record import read_run
 from train.data.sampler import epoch_order
 from train.data.sources import FolderSource, open_dataset
+from train.ranks.interrupt import Vote
+from train.records.record import read_run
 
 CPU = torch.device("cpu")
 LOADERS = [("pil", 0), ("pil", 2), ("kernel", 2)]  # in place, worker processes, threads

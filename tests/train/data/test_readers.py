@@ -13,7 +13,13 @@ import pytest
 from dataset.errors import DataError
 from tests.train.data.test_data import open_images, schedule_of
 from train.data.batches import Draft, Images, Item
-from train.data.loader import BATCHES_AHEAD, MAX_READERS, count_ahead, count_readers, load_batches
+from train.data.loader import (
+    BATCHES_AHEAD,
+    MAX_READERS,
+    count_ahead,
+    count_readers,
+    load_batches,
+)
 from train.data.pace import Pace, choose_limit
 from train.data.sampler import BatchPlan
 

@@ -6,7 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.sampler import BatchPlan, derive_key, epoch_order, sample_uniforms, split_validation
+from train.data.sampler import (
+    BatchPlan,
+    derive_key,
+    epoch_order,
+    sample_uniforms,
+    split_validation,
+)
 
 SEEDS = st.integers(0, 2**63)
 EPOCHS = st.integers(0, 10_000)

@@ -49,11 +49,11 @@ def test_one_rank_of_a_node_lists_a_folder_and_reads_the_checkpoint(
     hook = partial(refuse_to_open, "train.checkpoints.checkpoint", "load_checkpoint")
     more = [*argv, "--max-steps", "2"]
     job = ranks.run(more, tmp_path / "log1", 2, hook=hook).expect(DONE)
-    assert "going on from step 1 of" in job.log
+    assert "continuing from step 1 of" in job.log
     named = [*argv_for(images, tmp_path / "other"), "--max-steps", "3"]
     named += ["--resume", str(tmp_path / "out" / "ckpt" / "step-000000002.pt")]
     job = ranks.run(named, tmp_path / "log2", 2, hook=hook).expect(DONE)
-    assert "going on from step 2 of" in job.log
+    assert "continuing from step 2 of" in job.log
 
 
 @pytest.mark.parametrize("what", ["another memory", "no room"])

@@ -55,7 +55,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def test_two_jobs_with_one_hinted_port_do_not_meet() -> None:
-    """The seed's sbatch file exports the same MASTER_PORT for every job."""
+    """The Kempner project's sbatch file exports the same MASTER_PORT for every job."""
     hint, *others = free_ports(3)
     ports = {"A": (hint, others[0]), "B": (hint, others[1])}
     stores: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     argv = ["--dummy", "--output", str(tmp_path / "out"), "--timeout-minutes", "0.02"]
     job = ranks.run(argv, tmp_path / "log", num_ranks=3, absent=(1,))
     assert job.codes == [TRY_AGAIN, TRY_AGAIN]
-    assert "rank 1 of 3 did not come" in job.log
+    assert "rank 1 of 3 did not join" in job.log
     assert "Traceback" not in job.log
 
 

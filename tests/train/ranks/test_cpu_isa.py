@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.checks import surroundings
+from train.data import jpeg
 from train.ranks.cpu_isa import (
     LADDER,
     PROBE,
@@ -78,3 +79,12 @@ def test_the_doctor_says_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = surroundings.look_at_bf16({})
     assert finding.level == surroundings.OK
     assert surroundings.look_at_bf16({VARIABLE: "AVX2"}) == []
+
+
+def test_the_jpeg_kernel_is_built_for_every_cpu_of_its_kind() -> None:
+    """It travels to other machines; what it uses beyond the common set it chooses where it runs."""
+    assert [
+        flag for flag in jpeg.FLAGS if flag.startswith(("-march", "-mcpu", "-mtune", "-mavx"))
+    ] == []
+    source = jpeg.SOURCE.read_text()
+    assert "target_clones" in source and "__builtin_cpu_supports" in source

@@ -53,7 +53,7 @@ def test_ctrl_c_saves_and_says_how_the_run_is_continued(
     assert f"start the same command again with --output {out}, or with --resume last" in job.log
     assert "Traceback" not in job.log
     resumed = ranks.run([*argv, "--resume", "last"], tmp_path / "log1", world, hook=there)
-    assert f"going on from step {step} " in resumed.expect(DONE).log
+    assert f"continuing from step {step} " in resumed.expect(DONE).log
     assert only_output(tmp_path) == out and len(read_run(tmp_path / out)["attempts"]) == 2
 
 

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from dataset.errors import UserError
 from train.ranks.hostlist import expand_hostlist, tasks_on_node
-from train.ranks.launch import FIRST_PORT, NUM_PORTS, SLURM_INTERACTIVE_STEP, candidate_ports
+from train.ranks.launch import (
+    FIRST_PORT,
+    NUM_PORTS,
+    SLURM_INTERACTIVE_STEP,
+    candidate_ports,
+)
 from train.ranks.launch import detect_launch as detect
 
 EPHEMERAL = range(32768, 61000)  # where Linux puts outgoing connections
@@ -100,7 +105,7 @@ ONE_TASK_STEP = STEP | {
         pytest.param(
             STEP | {"WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "12340"},
             *("srun", 3, 4, 1, 2, 2, 1),
-            id="srun with the seed's exported hints",
+            id="srun with the Kempner project's exported hints",
         ),
         pytest.param(ONE_TASK_STEP, "srun", 0, 1, 0, 1, 1, 0, id="srun of one task"),
         pytest.param(BATCH, "single", 0, 1, 0, 1, 1, 0, id="a batch script with one task"),

@@ -11,8 +11,8 @@ import pytest
 from dataset.errors import CRASH
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from train.records.record import read_run
 from train.ranks.watch import READING, Beat, Judge, unpack_beat
+from train.records.record import read_run
 
 TIMEOUT_S, STANDSTILL_S = 100.0, 130.0
 
@@ -65,7 +65,7 @@ def test_ranks_that_come_further_are_not_judged() -> None:
 def test_a_standstill_of_all_gpus_is_said_but_not_one_of_the_storage() -> None:
     stuck, reading = [(5, "training")], [(5, READING)]
     at, text = first(watch({0: stuck, 1: stuck}))
-    assert "no rank came further" in text and at >= STANDSTILL_S
+    assert "no rank made progress" in text and at >= STANDSTILL_S
     assert first(watch({0: reading, 1: reading})) == (-1, "")
     assert first(watch({0: stuck, 1: stuck}, standstill_s=None)) == (-1, "")
 

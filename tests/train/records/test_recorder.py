@@ -63,7 +63,7 @@ def test_a_record_without_a_field_says_how_the_run_goes_on(tmp_path: Path, name:
     record = copy.deepcopy(attempt(tmp_path).run)
     del (record if name == "attempts" else record["attempts"][0])[name]
     (tmp_path / RUN_FILE).write_text(json.dumps(record))
-    with pytest.raises(DataError, match=r"attempts.*move it away: the run goes on"):
+    with pytest.raises(DataError, match=r"attempts.*move it away: the run continues"):
         Recorder(tmp_path, ALONE)
 
 

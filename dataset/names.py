@@ -1,0 +1,38 @@
+"""Names that the whole project goes by: the archives, their labels and index, what is an image."""
+
+from __future__ import annotations
+
+import re
+
+TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+KAGGLE_ZIP = "imagenet-object-localization-challenge.zip"
+VALPREP = "valprep.sh"  # the labels of the validation images: lines `mv IMAGE CLASS/`
+SOLUTION = "LOC_val_solution.csv"  # the same in Kaggle's form
+INDEX_SUFFIX = ".index"  # of the index beside a tar
+
+# For folders and archives alike: an image is what is_image says, and nothing else.
+IMAGE_SUFFIXES = (b".jpeg", b".jpg", b".png")
+_WNID = re.compile(rb"n\d{8}")
+
+
+def is_image(path: bytes) -> bool:
+    """Whether a file is taken as an image: by its suffix, and neither it nor a folder is hidden."""
+    is_known = path[-5:] == b".JPEG" or path[-5:].lower().endswith(IMAGE_SUFFIXES)
+    return is_known and not is_hidden(path)
+
+
+def is_class_tar(path: bytes) -> bool:
+    """Whether a member of an outer tar holds the images of a class."""
+    return path.endswith(b".tar") and not is_hidden(path[: -len(b".tar")])
+
+
+def is_hidden(path: bytes) -> bool:
+    """Whether a part of a path is hidden: macOS adds ._NAME files, Jupyter .ipynb_checkpoints."""
+    if not path.startswith(b".") and b"/." not in path:
+        return False
+    return any(part[:1] == b"." and part not in (b".", b"..") for part in path.split(b"/"))
+
+
+def is_wnid(name: bytes) -> bool:
+    """Whether a folder is named like a class of ImageNet."""
+    return _WNID.fullmatch(name) is not None
