@@ -19,7 +19,7 @@ from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.listing import Split
 from dataset.byte_meter import ByteMeter
 from dataset.errors import UserError, run_command
-from train.records.profile import measure_stage
+from train.records.stage_meter import measure_stage
 
 log = logging.getLogger("trainyard")
 EXAMPLE = """examples:

@@ -25,8 +25,8 @@ from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import METHODS, Request
 from dataset.fetch.summary import Summary
 from dataset.redaction import redact_all
-from train.records.profile import StageMeter, measure_stage
 from train.records.record import STAGES_FILE
+from train.records.stage_meter import StageMeter, measure_stage
 
 EXAMPLE = """example:
   python scripts/fetch_osdf.py osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar --out data

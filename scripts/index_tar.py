@@ -22,7 +22,7 @@ from dataset.byte_meter import ByteMeter
 from dataset.errors import DataError, UserError, run_command
 from dataset.published import find_published
 from dataset.words import count
-from train.records.profile import measure_stage
+from train.records.stage_meter import measure_stage
 
 log = logging.getLogger("trainyard")
 PROVEN = "its MD5 is the published one"

@@ -56,8 +56,8 @@ EXTRA = {"dataset/fake/picture.py": {"PIL"}}  # pictures are drawn for tests and
 WITHOUT_TORCH = [
     "train.records.record",
     "train.ranks.launch",
-    "train.records.profile",
-    "train.ranks.variables",
+    "train.records.stage_meter",
+    "train.ranks.launch_variables",
     "train.ranks.hostlist",
     "train.ranks.cpu_isa",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from train.data.batches import Batch, Images, Item, Schedule
+from train.data.batches import Batch, BatchOrder, Images, Item
 from train.data.loader import copy_ahead, dummy_batches, load_batches
 from train.data.patience import PatientBatches, Stop
 from train.prepare import Setup
@@ -35,10 +35,10 @@ def open_batches(setup: Setup, step: int, validate_first: bool, stop: Stop) -> I
     device, total = setup.placement.device, setup.total_steps
     if setup.dataset is None:
         size, num_classes = setup.cfg.image_size, setup.num_classes
-        return dummy_batches(Schedule(setup.plan, 0, step, total), num_classes, size, device)
+        return dummy_batches(BatchOrder(setup.plan, 0, step, total), num_classes, size, device)
     images = open_images(setup)
-    schedule = Schedule(setup.plan, len(images.val_batches), step, total, validate_first)
-    return _load(setup, images, schedule, stop)
+    order = BatchOrder(setup.plan, len(images.val_batches), step, total, validate_first)
+    return _load(setup, images, order, stop)
 
 
 def open_validation(setup: Setup) -> Iterator[Batch]:

@@ -34,7 +34,7 @@ from train.ranks.cpus import count_sharing, own_binding
 from train.ranks.launch import Launch
 from train.recipe import FLAGS, Recipe, resolve_recipe
 from train.records.classes import refuse_other_classes
-from train.records.profile import measure_stage
+from train.records.stage_meter import measure_stage
 from train.step import Placement, Trainer
 
 log = logging.getLogger("trainyard")

@@ -27,17 +27,16 @@ from train.model import save_state_dict
 from train.output import default_output
 from train.prepare import make_trainer, prepare, recipe_of
 from train.progress import EpochSums, Progress
+from train.ranks.batch_system import exits_for_checkpoints, find_deadline, requeue
 from train.ranks.comm import Comm
 from train.ranks.ctrl_c import CtrlC
 from train.ranks.interrupt import CANCELLED, Cast, Interrupt, Vote
 from train.ranks.launch import Launch, detect_launch
 from train.ranks.nccl import call_before_abort
-from train.ranks.scheduler import exits_for_checkpoints, find_deadline, requeue
 from train.recipe import describe
 from train.records.classes import name_model
 from train.records.description import NO_VALIDATION
 from train.records.keeper import Keeper
-from train.records.profile import measure_stage
 from train.records.recorder import (
     PhaseClock,
     Recorder,
@@ -45,6 +44,7 @@ from train.records.recorder import (
     process_start_s,
     record_start,
 )
+from train.records.stage_meter import measure_stage
 from train.stranded import stop_for_all
 from train.validation import evaluate_only, validate
 

@@ -21,9 +21,9 @@ from dataset.errors import CHECKPOINTED
 from train.checkpoints import checkpoint
 from train.data.patience import Stranded
 from train.prepare import Setup
+from train.ranks.batch_system import requeue
 from train.ranks.comm import HEARTBEAT_S, Comm
 from train.ranks.interrupt import CANCELLED, GRACE_S
-from train.ranks.scheduler import requeue
 from train.records.recorder import Recorder
 
 log = logging.getLogger("trainyard")

@@ -16,7 +16,7 @@ from train.feed import open_validation
 from train.prepare import Setup
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
-from train.records.profile import measure_stage
+from train.records.stage_meter import measure_stage
 from train.step import Trainer
 
 log = logging.getLogger("trainyard")

@@ -13,7 +13,7 @@ from report.runs import load_runs
 from report.scaling import build_studies
 from report.stages import load_stages, read_published_stages, stage_table, summarise_stages
 from tests.report.records import write_run
-from train.records.profile import measure_stage
+from train.records.stage_meter import measure_stage
 
 
 def test_measured_stages_are_tabulated_beside_the_published(tmp_path: Path) -> None:

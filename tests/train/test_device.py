@@ -21,7 +21,15 @@ from train.device import (
     choose_threads,
     prefers_channels_last,
 )
-from train.ranks import cpus, scheduler
+from train.ranks import batch_system, cpus
+from train.ranks.batch_system import (
+    describe_slot,
+    exits_for_checkpoints,
+    find_deadline,
+    parse_slurm_time,
+    queue_seconds,
+    requeue,
+)
 from train.ranks.cpus import (
     Binding,
     allowed_cpus,
@@ -32,14 +40,6 @@ from train.ranks.cpus import (
     settle_openmp,
 )
 from train.ranks.launch import Job, Launch
-from train.ranks.scheduler import (
-    describe_slot,
-    exits_for_checkpoints,
-    find_deadline,
-    parse_slurm_time,
-    queue_seconds,
-    requeue,
-)
 
 CPU = torch.device("cpu")
 
@@ -290,7 +290,7 @@ def test_the_deadline_is_slurms_and_nobody_elses(monkeypatch: pytest.MonkeyPatch
         asked.append(what)
         return {"%L": "10:00", "%V %S": "2024-05-01T10:00:00 2024-05-01T10:01:30"}[what]
 
-    monkeypatch.setattr(scheduler, "_ask_squeue", squeue)
+    monkeypatch.setattr(batch_system, "_ask_squeue", squeue)
     slurm = Launch("srun", "", job=Job("slurm", "42", "42"))
     assert find_deadline({"SLURM_JOB_ID": "42", "SLURM_JOB_END_TIME": "1700"}, slurm) == 1700.0
     assert asked == []  # newer SLURMs say it themselves

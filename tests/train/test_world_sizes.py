@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.train import thread_ranks
-from train.data.batches import Batch, Schedule
+from train.data.batches import Batch, BatchOrder
 from train.data.sampler import BatchPlan, epoch_order, share_validation, split_validation
 from train.epoch import EpochMeter
 from train.evaluate import evaluate, frozen
@@ -69,8 +69,8 @@ def test_validation_images_are_counted_once_and_the_ranks_vote_equally_often(
     assert [share.num_batches for share in shares] == [len(parts) for parts in dealt]
     (num_common,) = {share.num_common for share in shares}
     assert num_common == min(map(len, dealt)) >= max(map(len, dealt)) - 1
-    schedules = [Schedule(p, s.num_batches, 0, 2) for p, s in zip(plans, shares, strict=True)]
-    assert {sum(not item.is_val for item in schedule) for schedule in schedules} == {2}
+    orders = [BatchOrder(p, s.num_batches, 0, 2) for p, s in zip(plans, shares, strict=True)]
+    assert {sum(not item.is_val for item in order) for order in orders} == {2}
 
 
 @pytest.mark.parametrize(("per_node", "is_cyclic"), [(8, False), (8, True), (4, False)])
@@ -124,7 +124,7 @@ def make_batch(indices: np.ndarray) -> Batch:
 
 def make_batches(plan: BatchPlan) -> Iterator[Batch]:
     order = epoch_order(0, 0, plan.num_samples)
-    for item in Schedule(plan, 0, 0, STEPS):
+    for item in BatchOrder(plan, 0, 0, STEPS):
         yield make_batch(plan.select(order, item.step_in_epoch, item.part))
 
 

@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class BatchOrder:
     """The work of a run from one global step on, in order; the loader and the loop both use it."""
 
     plan: BatchPlan

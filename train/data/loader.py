@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from dataset.errors import CommandError
-from train.data.batches import Batch, Draft, Images, Item, Schedule
+from train.data.batches import Batch, BatchOrder, Draft, Images, Item
 from train.data.pace import Pace
 
 CHUNK = 4  # images per task: small enough that all threads work on the next batch
@@ -138,15 +138,15 @@ def _take(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def dummy_batches(
-    schedule: Schedule, num_classes: int, image_size: int, device: torch.device
+    order: BatchOrder, num_classes: int, image_size: int, device: torch.device
 ) -> Iterator[Batch]:
     """One made-up batch on the device, again and again: measures the model alone."""
-    size = (schedule.plan.microbatch, image_size, image_size, 3)
+    size = (order.plan.microbatch, image_size, image_size, 3)
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, num_classes, size[:1], generator=generator)
     batch = Batch(images.permute(0, 3, 1, 2).to(device), labels.to(device), [], "")
-    for _ in schedule:
+    for _ in order:
         yield batch
 
 

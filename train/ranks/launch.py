@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dataset.errors import UserError
 from dataset.words import count
 from train.ranks.hostlist import expand_hostlist, tasks_on_node
-from train.ranks.variables import (
+from train.ranks.launch_variables import (
     check_hint,
     check_part,
     check_rank,

@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from dataset.errors import PassingError, UserError
 from train.ranks.compat import has_keys
 from train.ranks.launch import Launch
-from train.ranks.variables import read_whole
+from train.ranks.launch_variables import read_whole
 
 CLIENT_TIMEOUT_S = 5.0
 

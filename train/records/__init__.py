@@ -3,7 +3,7 @@
 record       run.json, epochs.jsonl, stages.jsonl (no torch)
 recorder     keeps run.json true while a run goes on
 classes      the names of the classes, beside the model
-profile      what a stage used of the machine
+stage_meter  what a stage used of the machine
 tensorboard  epochs as TensorBoard scalars
 description  what run.json says before the training
 keeper       when rank 0 writes what

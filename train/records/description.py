@@ -14,7 +14,7 @@ import torchvision
 from train.device import name_device
 from train.last_run import flags_of
 from train.prepare import Setup, recipe_values
-from train.ranks.scheduler import describe_slot
+from train.ranks.batch_system import describe_slot
 from train.records.classes import CLASSES_FILE
 from train.records.recorder import current_commit
 

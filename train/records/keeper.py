@@ -11,7 +11,7 @@ from dataset.errors import UserError
 from train.checkpoints import checkpoint
 from train.failure import ADVICE, Diverged
 from train.prepare import Setup
-from train.ranks.scheduler import queue_seconds
+from train.ranks.batch_system import queue_seconds
 from train.records.classes import write_classes
 from train.records.description import describe_run
 from train.records.recorder import PhaseClock, Recorder, lock_folder

@@ -1,4 +1,4 @@
-// libnvidia-ml.so.1: what train/records/profile.py asks of it. As the real one, it knows all GPUs of the node whatever
+// libnvidia-ml.so.1: what train/records/stage_meter.py asks of it. As the real one, it knows all GPUs of the node whatever
 // CUDA_VISIBLE_DEVICES says, and finds one by its whole UUID only.
 #include <cstdio>
 #include <cstdlib>

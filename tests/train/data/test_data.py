@@ -18,7 +18,7 @@ import torch
 from dataset.archive.index import build_index
 from dataset.archive.index_file import TarIndex
 from dataset.errors import DataError, PassingError, UserError
-from train.data.batches import LOOK_S, Batch, Images, Item, Schedule
+from train.data.batches import LOOK_S, Batch, BatchOrder, Images, Item
 from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder, decode_train
 from train.data.loader import load_batches
 from train.data.sampler import BatchPlan, epoch_order, sample_uniforms
@@ -51,9 +51,9 @@ def open_images(
     return Images(train, val, plan, SIZE, SEED, chosen, tolerate_bad=tolerate_bad)
 
 
-def schedule_of(images: Images, start: int = 0, total: int = 7) -> list[Item]:
+def items_of(images: Images, start: int = 0, total: int = 7) -> list[Item]:
     """Five steps an epoch: the second epoch is cut short, and both are validated."""
-    return list(Schedule(images.plan, len(images.val_batches), start, total))
+    return list(BatchOrder(images.plan, len(images.val_batches), start, total))
 
 
 def digest(batch: Batch) -> tuple[int, list[int]]:
@@ -70,7 +70,7 @@ def load(images: Images, items: Iterable[Item], workers: int = 0) -> dict[Item, 
 def expected(images: Path) -> dict[Item, object]:
     """What one rank without workers reads from the folder."""
     opened = open_images(images)
-    return load(opened, schedule_of(opened))
+    return load(opened, items_of(opened))
 
 
 def test_a_half_extracted_folder_is_refused(images: Path, tmp_path: Path) -> None:
@@ -176,17 +176,17 @@ def test_the_tar_gives_the_folders_pictures_with_any_number_of_workers(
     tars: Path, expected: dict[Item, object], workers: int
 ) -> None:
     opened = open_images(tars)
-    assert load(opened, schedule_of(opened), workers) == expected
+    assert load(opened, items_of(opened), workers) == expected
 
 
 def test_the_kernels_threads_give_the_same_pictures_in_the_same_order(
     images: Path, tars: Path
 ) -> None:
     alone = open_images(images, decoder="auto")
-    expected = load(alone, schedule_of(alone))
+    expected = load(alone, items_of(alone))
     for workers in (1, 4):
         opened = open_images(tars, decoder="auto")
-        assert load(opened, schedule_of(opened), workers) == expected
+        assert load(opened, items_of(opened), workers) == expected
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -198,18 +198,18 @@ def test_ranks_share_the_pictures_of_each_step(
     validated: list[int] = []
     for rank in range(world):
         opened = open_images(images, rank=rank, world=world)
-        items = schedule_of(opened)
+        items = items_of(opened)
         found |= load(opened, [item for item in items if not item.is_val])
         validated += [int(i) for item in items if item.is_val for i in opened.indices(item)]
     assert found == {item: value for item, value in expected.items() if not item.is_val}
     assert sorted(validated) == sorted(2 * list(range(NUM_VAL)))  # twice, after each epoch
 
 
-def test_a_resumed_schedule_is_the_rest_of_the_whole_one(images: Path) -> None:
+def test_a_resumed_order_is_the_rest_of_the_whole_one(images: Path) -> None:
     opened = open_images(images)
-    whole = schedule_of(opened)
+    whole = items_of(opened)
     for start in range(8):
-        rest = schedule_of(opened, start)
+        rest = items_of(opened, start)
         assert rest == whole[len(whole) - len(rest) :]
         done = {(i.epoch, i.step_in_epoch) for i in whole[: len(whole) - len(rest)] if not i.is_val}
         assert len(done) == start
@@ -219,7 +219,7 @@ def test_an_epoch_has_each_image_once_with_its_own_crop_and_label(images: Path) 
     opened = open_images(images)
     order = epoch_order(SEED, 0, NUM_TRAIN)
     source = opened.train
-    for item in schedule_of(opened, total=5):
+    for item in items_of(opened, total=5):
         if item.is_val:
             continue
         first = item.step_in_epoch * BATCH + item.part * MICROBATCH
@@ -265,7 +265,7 @@ def test_a_bad_image_is_named(
     opened = open_images(data, decoder=decoder)
     expected = rf"cannot decode {name}: .*; --skip-bad-images N"
     with pytest.raises(DataError, match=expected) as error:
-        load(opened, schedule_of(opened), workers)
+        load(opened, items_of(opened), workers)
     assert "object at" not in str(error.value)
 
 
@@ -273,7 +273,7 @@ def test_the_next_image_fills_the_slot_of_a_bad_one(images: Path, tmp_path: Path
     data, names = spoil(images, tmp_path / "data", 7, 8)
     good, bad = open_images(images, tolerate_bad=True), open_images(data, tolerate_bad=True)
     filled = 0
-    for item in schedule_of(good, total=5):
+    for item in items_of(good, total=5):
         batch = bad[item]
         assert not batch.error
         if item.is_val:
@@ -293,21 +293,21 @@ def test_the_next_image_fills_the_slot_of_a_bad_one(images: Path, tmp_path: Path
 def test_bad_slots_are_filled_alike_on_any_ranks_and_workers(images: Path, tmp_path: Path) -> None:
     data, _ = spoil(images, tmp_path / "data", 0, 13, 41)  # 41 is the last: 0 follows, bad as well
     one = open_images(data, tolerate_bad=True)
-    expected = load(one, [i for i in schedule_of(one) if not i.is_val])
+    expected = load(one, [i for i in items_of(one) if not i.is_val])
     found: dict[Item, object] = {}
     for rank in range(2):
         opened = open_images(data, rank=rank, world=2, tolerate_bad=True)
-        found |= load(opened, [i for i in schedule_of(opened) if not i.is_val], workers=rank)
+        found |= load(opened, [i for i in items_of(opened) if not i.is_val], workers=rank)
     assert found == expected
     one, many = (open_images(data, decoder="auto", tolerate_bad=True) for _ in range(2))
-    items = [i for i in schedule_of(one) if not i.is_val]
+    items = [i for i in items_of(one) if not i.is_val]
     assert load(many, items, workers=3) == load(one, items)
 
 
 def test_a_bad_validation_image_is_counted_by_nobody(images: Path, tmp_path: Path) -> None:
     data, names = spoil(images, tmp_path / "data", 3, split="val")
     opened = open_images(data, tolerate_bad=True)
-    batches = [opened[item] for item in schedule_of(opened, total=1) if item.is_val]
+    batches = [opened[item] for item in items_of(opened, total=1) if item.is_val]
     labels = torch.cat([batch.labels for batch in batches])
     assert labels.tolist().count(-1) == 1
     assert int(labels[3]) == -1
@@ -327,7 +327,7 @@ def test_a_tar_that_was_cut_later_is_named(tars: Path, tmp_path: Path) -> None:
     opened = open_images(data)
     os.truncate(data / "ILSVRC2012_img_train.tar", 60_000)
     with pytest.raises(DataError, match=r"n9\d+_\d+\.JPEG in .*_train\.tar: the file ends after"):
-        load(opened, schedule_of(opened, start=1))
+        load(opened, items_of(opened, start=1))
 
 
 def overwrite(tar: Path, how: str) -> None:
@@ -385,7 +385,7 @@ def test_a_read_that_fails_names_the_file_and_may_be_tried_again(
     monkeypatch.setattr(os, "pread", fail)
     words = rf"cannot read {images}/train/n9\d+/\S+JPEG: {os.strerror(number)}; run the same"
     with pytest.raises(PassingError, match=words):
-        load(opened, schedule_of(opened), workers)
+        load(opened, items_of(opened), workers)
 
 
 @pytest.mark.parametrize(("decoder", "workers"), LOADERS)
@@ -398,7 +398,7 @@ def test_a_failing_read_of_a_tar_names_the_tar_and_the_member(
     tar.unlink()
     tar.symlink_to("/proc/self/mem")  # reads of its first pages are answered with EIO
     with pytest.raises(PassingError, match=rf"cannot read n9\d+/\S+JPEG in {tar}: Input/output"):
-        load(opened, schedule_of(opened, start=1), workers)
+        load(opened, items_of(opened, start=1), workers)
 
 
 @pytest.mark.parametrize(("decoder", "workers"), LOADERS)
@@ -410,7 +410,7 @@ def test_an_image_that_is_gone_is_the_users_to_mend(
     shutil.rmtree(data / "train" / "n90000001")
     words = rf"No such file or directory: {data}/train/n90000001/\S+JPEG; check the path"
     with pytest.raises(UserError, match=words):
-        load(opened, schedule_of(opened), workers)
+        load(opened, items_of(opened), workers)
 
 
 def test_forbidden_reads_do_not_pass_and_a_disk_that_is_away_does() -> None:
@@ -432,7 +432,7 @@ def test_workers_leave_the_schedulers_signals_to_their_rank(
 ) -> None:
     """SLURM and HTCondor signal every process of a job, the loader's workers too."""
     opened = open_images(images)
-    items = schedule_of(opened)
+    items = items_of(opened)
     batches = load_batches(opened, items, 2)
     found = [digest(next(batches)), digest(next(batches))]  # both workers are past their start
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):

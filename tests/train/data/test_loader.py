@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.data.test_data import open_images, schedule_of
+from tests.train.data.test_data import items_of, open_images
 from train.data.batches import Batch
 from train.data.loader import copy_ahead
 
@@ -99,7 +99,7 @@ def test_images_and_labels_are_both_made_in_pinned_memory(
     opened = open_images(images)
     opened.pin_memory = True
     monkeypatch.setattr(torch, "empty", empty)
-    batch = opened[schedule_of(opened)[0]]
+    batch = opened[items_of(opened)[0]]
     assert (batch.error, len(batch.labels)) == ("", opened.plan.microbatch)
     assert pinned == [(torch.uint8, True), (torch.int64, True)]
 

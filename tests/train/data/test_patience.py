@@ -17,7 +17,7 @@ from dataset.errors import CHECKPOINTED, DONE, DataError
 from tests.train import hooks
 from tests.train import started_ranks as ranks
 from tests.train.checkpoints.test_resume import final_state, find_differences
-from tests.train.data.test_data import open_images, schedule_of
+from tests.train.data.test_data import items_of, open_images
 from tests.train.ranks.test_interrupt import stopped_at
 from train.data import patience
 from train.data.batches import Batch, Images
@@ -70,7 +70,7 @@ def test_a_reader_that_hangs_is_named_and_left_when_a_stop_is_asked_for(
     workers: int,
 ) -> None:
     opened = open_images(images, decoder=decoder)
-    items = schedule_of(opened)
+    items = items_of(opened)
     stuck = int(opened.indices(items[1])[1])
     hang_in(monkeypatch, fifo, stuck)
     warned, has_first = threading.Event(), threading.Event()
@@ -94,8 +94,8 @@ def test_batches_and_errors_come_through_unchanged(images: Path) -> None:
     opened = open_images(images)
 
     def two_and_an_error() -> Iterator[Batch]:
-        yield opened[schedule_of(opened)[0]]
-        yield opened[schedule_of(opened)[1]]
+        yield opened[items_of(opened)[0]]
+        yield opened[items_of(opened)[1]]
         raise DataError("the third is bad")
 
     batches = wrap(opened, two_and_an_error())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataset.errors import DataError
-from tests.train.data.test_data import open_images, schedule_of
+from tests.train.data.test_data import items_of, open_images
 from train.data.batches import Draft, Images, Item
 from train.data.loader import (
     BATCHES_AHEAD,
@@ -84,7 +84,7 @@ def test_many_reads_wait_at_once_and_few_images_are_decoded_at_once(
     images: Path, num_decoders: int
 ) -> None:
     opened = open_in_threads(images)
-    items = schedule_of(opened)
+    items = items_of(opened)
     expected = list(load_batches(opened, items, 0))
     opened = open_in_threads(images)
     opened.train = MeetingSource(opened.train, count_readers(num_decoders))
@@ -138,14 +138,14 @@ def test_what_is_ahead_is_bounded_in_bytes(
 
 def test_images_can_be_sent_to_a_worker_after_threads_have_used_them(images: Path) -> None:
     opened = open_in_threads(images)
-    list(load_batches(opened, schedule_of(opened)[:1], 2))
+    list(load_batches(opened, items_of(opened)[:1], 2))
     assert isinstance(pickle.loads(pickle.dumps(opened)), Images)
 
 
 def test_an_error_of_a_later_batch_comes_after_the_batches_before_it(images: Path) -> None:
     """The loader looks several batches ahead: what it meets there must not hide good ones."""
     opened = open_in_threads(images)
-    items = schedule_of(opened)
+    items = items_of(opened)
     plain = opened.draft
 
     def draft(item: Item) -> Draft:

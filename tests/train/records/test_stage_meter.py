@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from train.records import profile
-from train.records.profile import StageMeter
+from train.records import stage_meter
+from train.records.stage_meter import StageMeter
 
 NUM_BYTES = 50_000_000
 BUSY_S = 0.4
@@ -114,18 +114,18 @@ def test_a_gpu_that_does_not_answer_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, handles: list[set[str]], expected: dict[str, float]
 ) -> None:
     nvml = FakeNvml()
-    monkeypatch.setattr(profile, "_open_gpus", lambda: [(nvml, handle) for handle in handles])
+    monkeypatch.setattr(stage_meter, "_open_gpus", lambda: [(nvml, handle) for handle in handles])
     record = StageMeter().finish()
     assert {name: value for name, value in record.items() if "gpu" in name} == expected
 
 
 def test_a_file_of_the_user_called_stages_gets_no_line(tmp_path: Path) -> None:
     (tmp_path / "stages.jsonl").write_text("mine\n")
-    with profile.measure_stage("fetch", tmp_path):
+    with stage_meter.measure_stage("fetch", tmp_path):
         pass
     assert (tmp_path / "stages.jsonl").read_text() == "mine\n"
     (tmp_path / "stages.jsonl").unlink()
     for _ in range(2):
-        with profile.measure_stage("fetch", tmp_path):
+        with stage_meter.measure_stage("fetch", tmp_path):
             pass
     assert (tmp_path / "stages.jsonl").read_text().count('"stage": "fetch"') == 2

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from train.ranks.launch import Launch
-from train.ranks.variables import read_whole
+from train.ranks.launch_variables import read_whole
 
 log = logging.getLogger("trainyard")
 
