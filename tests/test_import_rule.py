@@ -58,7 +58,7 @@ WITHOUT_TORCH = [
     "train.ranks.launch",
     "train.records.stage_meter",
     "train.ranks.launch_variables",
-    "train.ranks.hostlist",
+    "train.ranks.batch_system",
     "train.ranks.cpu_isa",
 ]
 

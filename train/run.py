@@ -29,8 +29,7 @@ from train.prepare import make_trainer, prepare, recipe_of
 from train.progress import EpochSums, Progress
 from train.ranks.batch_system import exits_for_checkpoints, find_deadline, requeue
 from train.ranks.comm import Comm
-from train.ranks.ctrl_c import CtrlC
-from train.ranks.interrupt import CANCELLED, Cast, Interrupt, Vote
+from train.ranks.interrupt import CANCELLED, Cast, CtrlC, Interrupt, Vote
 from train.ranks.launch import Launch, detect_launch
 from train.ranks.nccl import call_before_abort
 from train.recipe import describe
@@ -104,7 +103,7 @@ class Run:
         timeout_s, gpu = self.cfg.timeout_minutes * 60, identify_gpu(self.device)
         self.comm.join(self.device, timeout_s, gpu, self.end_because_of_another)
         call_before_abort(self.device, self.end_because_of_nccl)
-        deadline = find_deadline(os.environ, self.launch) if self.launch.is_main else None
+        deadline = find_deadline(os.environ, self.launch.job) if self.launch.is_main else None
         deadline = self.cfg.deadline or self.comm.from_main(deadline)
         self.interrupt = Interrupt(self.comm, deadline)
         self.has_joined = True
@@ -340,7 +339,7 @@ class Run:
         is_cancelled = not CANCELLED.isdisjoint((reason, self.interrupt.reason))
         is_restarted = vote is Vote.SAVE_AND_EXIT  # by HTCondor
         if vote.requeues and not is_cancelled:
-            is_restarted = requeue(self.launch)
+            is_restarted = requeue(self.launch.job)
         if not is_restarted:
             log.info("to continue, start the same command again%s", self.name_output())
         return CHECKPOINTED

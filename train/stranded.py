@@ -52,7 +52,7 @@ def stop_for_all(
     comm.announce_failure(message, CHECKPOINTED)
     time.sleep(2 * HEARTBEAT_S)  # rank 0 closes its record before a requeue ends it
     if stranded.vote.requeues and reason not in CANCELLED:
-        requeue(setup.launch)
+        requeue(setup.launch.job)
     _leave()
 
 

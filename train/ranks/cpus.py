@@ -8,6 +8,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from train.ranks.batch_system import read_ad
+
 SPIN_COUNT = "1000"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -79,14 +81,8 @@ def task_cpus(env: Mapping[str, str]) -> int | None:
 
 def slot_cpus(env: Mapping[str, str]) -> int | None:
     """The cores of the HTCondor slot by its machine ad; often nothing else limits a job."""
-    try:
-        lines = Path(env["_CONDOR_MACHINE_AD"]).read_text(errors="replace").splitlines()
-    except (KeyError, OSError, ValueError):
-        return None
-    for name, _, value in (line.partition("=") for line in lines):
-        if name.strip().lower() == "cpus" and value.strip().isdecimal():
-            return int(value) or None
-    return None
+    cpus = read_ad(env.get("_CONDOR_MACHINE_AD")).get("cpus", "")
+    return int(cpus) or None if cpus.isdecimal() else None
 
 
 def cgroup_cpus(

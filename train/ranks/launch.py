@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dataset.errors import UserError
 from dataset.words import count
-from train.ranks.hostlist import expand_hostlist, tasks_on_node
+from train.ranks.batch_system import NO_JOB, Job, find_job, is_slurm_step, name_start
 from train.ranks.launch_variables import (
     check_hint,
     check_part,
     check_rank,
     check_same,
+    expand_hostlist,
+    read_ports,
     read_whole,
     require,
+    tasks_on_node,
 )
 
-# Candidate ports are below Linux's ephemeral range (32768-60999), so that no outgoing connection
-# of the machine can occupy one by chance.
-FIRST_PORT, LAST_PORT = 16384, 32700
-NUM_PORTS = 16
-SLURM_INTERACTIVE_STEP = "4294967290"  # the shell of salloc with use_interactive_step: not a launch
 MPI_NAMES = tuple(
     f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 )
@@ -31,15 +28,6 @@ SUBMITIT_NAMES = tuple(f"SUBMITIT_LOCAL_{name}" for name in ("GLOBALID", "NTASKS
 # MPI (and the like), MVAPICH, IBM's jsrun, Flux.
 FOREIGN_SIZES = ("PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-@dataclass(frozen=True)
-class Job:
-    """The scheduler's job around this process, whatever launched its ranks."""
-
-    scheduler: str = "none"  # slurm, condor or none
-    id: str | None = None
-    requeue_id: str | None = None  # what `scontrol requeue` takes; None: never requeued by us
 
 
 @dataclass(frozen=True)
@@ -57,7 +45,7 @@ class Launch:
     master_host: str | None = None  # None: all ranks are on this machine
     ports: tuple[int, ...] = ()  # empty: the launcher itself runs the rendezvous (torchrun)
     token: str = ""  # distinguishes this job's rendezvous from another job's
-    job: Job = Job()
+    job: Job = NO_JOB
 
     @property
     def is_main(self) -> bool:
@@ -79,16 +67,9 @@ def detect_launch(env: Mapping[str, str]) -> Launch:
         return _from_open_mpi(env)
     if _is_submitit_local(env):
         return _from_submitit_local(env)
-    if _is_our_step(env):
+    if is_slurm_step(env):
         return _from_slurm_step(env)
     return _alone(env)
-
-
-def candidate_ports(token: str) -> tuple[int, ...]:
-    """Ports to try in turn, derived from the job: its ranks agree on them without communication."""
-    start = int.from_bytes(hashlib.sha256(token.encode()).digest()[:8], "big")
-    span = LAST_PORT - FIRST_PORT
-    return tuple(FIRST_PORT + (start + 257 * i) % span for i in range(NUM_PORTS))
 
 
 def _from_rank_variables(env: Mapping[str, str]) -> Launch:
@@ -127,8 +108,8 @@ def _from_rank_variables(env: Mapping[str, str]) -> Launch:
         num_nodes=num_nodes,
         node_rank=read_whole(env, "GROUP_RANK", rank // local_size if num_nodes > 1 else 0),
         master_host=env.get("MASTER_ADDR"),
-        token=_job_token(env),
-        job=_find_job(env),
+        token=name_start(env),
+        job=find_job(env),
     )
 
 
@@ -136,7 +117,7 @@ def _check_against_launcher(env: Mapping[str, str]) -> None:
     """Raises if a RANK that torchrun did not set contradicts the launcher that we run under."""
     check_same(env, "RANK", MPI_NAMES[0], "mpirun")
     check_same(env, "WORLD_SIZE", MPI_NAMES[1], "mpirun")
-    if _is_our_step(env) and MPI_NAMES[0] not in env:
+    if is_slurm_step(env) and MPI_NAMES[0] not in env:
         check_same(env, "RANK", "SLURM_PROCID", "srun")
         check_same(env, "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "srun")
 
@@ -147,7 +128,7 @@ def _ranks_and_nodes(env: Mapping[str, str], local_rank: int, world_size: int) -
         local_size = read_whole(env, "LOCAL_WORLD_SIZE")
         check_rank("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_size)
         check_part("LOCAL_WORLD_SIZE", local_size, "WORLD_SIZE", world_size)
-    elif _is_our_step(env) and "SLURM_STEP_TASKS_PER_NODE" in env:
+    elif is_slurm_step(env) and "SLURM_STEP_TASKS_PER_NODE" in env:
         node_rank, num_nodes = read_whole(env, "SLURM_NODEID", 0), _nodes(env)
         local_size = tasks_on_node(env["SLURM_STEP_TASKS_PER_NODE"], node_rank)
         check_part("SLURM_STEP_TASKS_PER_NODE", local_size, "WORLD_SIZE", world_size)
@@ -178,7 +159,7 @@ def _from_open_mpi(env: Mapping[str, str]) -> Launch:
             )
         master = hosts[0]
     job = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE", "")
-    token = f"{_job_token(env)}/openmpi/{job}"
+    token = f"{name_start(env)}/openmpi/{job}"
     return Launch(
         launcher="openmpi",
         why=f"{MPI_NAMES[0]} is set",
@@ -189,9 +170,9 @@ def _from_open_mpi(env: Mapping[str, str]) -> Launch:
         num_nodes=-(-size // local_size),
         node_rank=rank // local_size,  # mpirun fills one node after the other by default
         master_host=master,
-        ports=_ports(env, token),
+        ports=read_ports(env, token),
         token=token,
-        job=_find_job(env),
+        job=find_job(env),
     )
 
 
@@ -203,7 +184,7 @@ def _is_submitit_local(env: Mapping[str, str]) -> bool:
     """
     if not any(name in env for name in SUBMITIT_NAMES):
         return False
-    if not _is_our_step(env) or read_whole(env, "SLURM_STEP_NUM_TASKS", 1) == 1:
+    if not is_slurm_step(env) or read_whole(env, "SLURM_STEP_NUM_TASKS", 1) == 1:
         return True
     if read_whole(env, "SUBMITIT_LOCAL_NTASKS", 1) > 1:
         raise UserError(
@@ -227,7 +208,7 @@ def _from_submitit_local(env: Mapping[str, str]) -> Launch:
         world_size=size,
         local_rank=local_rank,
         local_world_size=size,
-        ports=_ports(env, token) if size > 1 else (),
+        ports=read_ports(env, token) if size > 1 else (),
         token=token,
         job=Job(id=job_id),
     )
@@ -248,7 +229,7 @@ def _from_slurm_step(env: Mapping[str, str]) -> Launch:
     local_size = tasks_on_node(per_node, node_rank)
     check_part("SLURM_STEP_TASKS_PER_NODE", local_size, names[1], size)
     check_rank(names[2], local_rank, "SLURM_STEP_TASKS_PER_NODE", local_size)
-    token = _job_token(env)
+    token = name_start(env)
     # On one node a hint is not needed, and the sbatch file may have named the submit host.
     master = (env.get("MASTER_ADDR") or (hosts[0] if hosts else None)) if num_nodes > 1 else None
     return Launch(
@@ -261,15 +242,15 @@ def _from_slurm_step(env: Mapping[str, str]) -> Launch:
         num_nodes=num_nodes,
         node_rank=node_rank,
         master_host=master,
-        ports=_ports(env, token) if size > 1 else (),
+        ports=read_ports(env, token) if size > 1 else (),
         token=token,
-        job=_find_job(env),
+        job=find_job(env),
     )
 
 
 def _alone(env: Mapping[str, str]) -> Launch:
     """One process: a laptop, an HTCondor slot, or a batch script with a single task."""
-    job = _find_job(env)
+    job = find_job(env)
     if "LOCAL_RANK" in env:
         raise UserError(
             f"LOCAL_RANK={env['LOCAL_RANK']} is set but RANK is not; start the ranks with "
@@ -277,7 +258,7 @@ def _alone(env: Mapping[str, str]) -> Launch:
         )
     if job.scheduler == "condor":
         why = "_CONDOR_JOB_AD is set: one process in an HTCondor slot"
-        return Launch(launcher="condor", why=why, token=_job_token(env), job=job)
+        return Launch(launcher="condor", why=why, token=name_start(env), job=job)
     tasks = read_whole(env, "SLURM_NTASKS", 1)
     if tasks > 1 and "SLURM_JOB_ID" in env:
         raise UserError(
@@ -298,38 +279,7 @@ def _alone(env: Mapping[str, str]) -> Launch:
             "or Open MPI's mpirun"
         )
     why = "no launcher's variables are set" + (" in this SLURM job" if job.id else "")
-    return Launch(launcher="single", why=why, token=_job_token(env), job=job)
-
-
-def _find_job(env: Mapping[str, str]) -> Job:
-    """The job of this process; an HTCondor slot hides the SLURM job of its pilot."""
-    if "_CONDOR_JOB_AD" in env:
-        return Job("condor")
-    if "SLURM_JOB_ID" not in env:
-        return Job()
-    own_id = str(read_whole(env, "SLURM_JOB_ID"))  # names a folder, so it must be a number
-    if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
-        array, task = (read_whole(env, f"SLURM_ARRAY_{kind}_ID") for kind in ("JOB", "TASK"))
-        own_id = f"{array}_{task}"
-    return Job("slurm", own_id, own_id)
-
-
-def _job_token(env: Mapping[str, str]) -> str:
-    """Names this start of this job; with the restart count, so that no leftover is joined."""
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
-    return "/".join(env.get(name, "") for name in names)
-
-
-def _ports(env: Mapping[str, str], token: str) -> tuple[int, ...]:
-    """The ports to try: first the one an sbatch file sets, which another job may hold already."""
-    hint = (read_whole(env, "MASTER_PORT"),) if "MASTER_PORT" in env else ()
-    return hint + candidate_ports(token)
-
-
-def _is_our_step(env: Mapping[str, str]) -> bool:
-    """Whether this is a task of a SLURM step, and not a job inside a pilot's step."""
-    is_step = env.get("SLURM_STEP_ID", SLURM_INTERACTIVE_STEP) != SLURM_INTERACTIVE_STEP
-    return is_step and "_CONDOR_JOB_AD" not in env
+    return Launch(launcher="single", why=why, token=name_start(env), job=job)
 
 
 def _nodes(env: Mapping[str, str]) -> int:

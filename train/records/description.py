@@ -56,7 +56,7 @@ def describe_run(setup: Setup) -> dict[str, Any]:
             **({"note": NO_VALIDATION} if data and not setup.num_val else {}),
         },
         "communication_method": COMMUNICATION_METHOD,
-        "scheduler": describe_slot(os.environ, setup.launch),
+        "scheduler": describe_slot(os.environ, setup.launch.job),
     }
 
 

@@ -35,7 +35,7 @@ class Keeper:
         self.writer = checkpoint.CheckpointWriter(output / "ckpt", first_step)
         self.recorder = Recorder(output, setup.launch)
         self._board = EpochBoard(output / "tensorboard") if cfg.tensorboard else None
-        queue_s = queue_seconds(os.environ, setup.launch)
+        queue_s = queue_seconds(os.environ, setup.launch.job)
         if setup.classes is not None:
             write_classes(output, setup.classes)
         self.recorder.begin(clock.started_s, queue_s, describe_run(setup))

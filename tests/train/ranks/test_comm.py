@@ -20,7 +20,8 @@ from dataset.errors import CRASH, TRY_AGAIN, PassingError
 from tests.train import hooks
 from tests.train import started_ranks as ranks
 from train.ranks import rendezvous
-from train.ranks.launch import Launch, candidate_ports
+from train.ranks.launch import Launch
+from train.ranks.launch_variables import candidate_ports
 from train.records.record import read_run
 
 SOON = timedelta(seconds=20)

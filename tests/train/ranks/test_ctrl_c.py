@@ -83,7 +83,7 @@ def test_a_second_ctrl_c_ends_a_rank_whose_main_thread_is_busy(
     out = tmp_path / "out"
     hook = partial(
         hooks.all_of,
-        partial(hooks.set_value, "train.ranks.ctrl_c", "SAME_PRESS_S", 0.0),
+        partial(hooks.set_value, "train.ranks.interrupt", "SAME_PRESS_S", 0.0),
         partial(hooks.at_step, 0, 4, partial(time.sleep, 1000.0)),
     )
     argv = [str(images), "--output", str(out), *EVERY_STEP]
@@ -100,7 +100,7 @@ def test_a_second_ctrl_c_ends_a_rank_whose_main_thread_is_busy(
 def test_one_press_that_arrives_twice_is_one(images: Path, tmp_path: Path) -> None:
     """The terminal sends it to all ranks, and a launcher passes it on."""
     out = tmp_path / "out"
-    hook = partial(hooks.set_value, "train.ranks.ctrl_c", "SAME_PRESS_S", 1000.0)
+    hook = partial(hooks.set_value, "train.ranks.interrupt", "SAME_PRESS_S", 1000.0)
     argv = [str(images), "--output", str(out), "--epochs", "90", *EVERY_STEP]
     job = ranks.start(argv, tmp_path / "log", 2, hook=hook)
     job.wait_for(lambda: list_checkpoints(out / "ckpt"), "a checkpoint")

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataset.errors import UserError
-from train.ranks.hostlist import expand_hostlist, tasks_on_node
-from train.ranks.launch import (
+from train.ranks.batch_system import SLURM_INTERACTIVE_STEP
+from train.ranks.launch import detect_launch as detect
+from train.ranks.launch_variables import (
     FIRST_PORT,
     NUM_PORTS,
-    SLURM_INTERACTIVE_STEP,
     candidate_ports,
+    expand_hostlist,
+    tasks_on_node,
 )
-from train.ranks.launch import detect_launch as detect
 
 EPHEMERAL = range(32768, 61000)  # where Linux puts outgoing connections
 
