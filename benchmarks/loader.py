@@ -43,7 +43,7 @@ from train.data.batches import Images, Item
 from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder
 from train.data.loader import load_batches
 from train.data.sampler import BatchPlan, sample_uniforms
-from train.data.sources import Dataset, open_dataset
+from train.data.splits import Dataset, open_dataset
 from train.device import keep_freed_memory
 from train.step import Placement
 

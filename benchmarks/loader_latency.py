@@ -34,7 +34,8 @@ from benchmarks.bench import (
 from benchmarks.loader import BATCH, WORKERS, load_ours, rate
 from dataset.errors import run_command
 from train.data.loader import count_readers
-from train.data.sources import Dataset, Source, open_dataset
+from train.data.sources import Source
+from train.data.splits import Dataset, open_dataset
 
 DELAYS_MS = (0, 5, 10)
 PEER, OURS = "a thread for each core", "ours"

@@ -5,6 +5,7 @@ config        what a run is asked to do
 paths         the paths that flags name
 run           the story: prepare, train, evaluate, stop or finish
 prepare       from flags to a trainer that can start
+open_data     the data, fetched and opened once a node
 last_run      the run that a command would go on with
 output        the folder of a run
 device        which device a rank computes on

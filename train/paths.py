@@ -8,7 +8,7 @@ from pathlib import Path
 from dataset.errors import UserError
 from dataset.federation.pelican import parse_target
 from train.config import TrainConfig
-from train.data.sources import check_data
+from train.data.splits import check_data
 from train.last_run import require_last
 
 

@@ -9,15 +9,12 @@ from typing import Any
 
 import torch
 
-from dataset.errors import UserError
-from dataset.fetch.remote import fetch_dataset
 from train.checkpoints import checkpoint
 from train.checkpoints.resume import find_checkpoint, refuse_changes
 from train.config import TrainConfig
 from train.data.decode import Decoder, choose_decoder
-from train.data.listing import open_once_a_node
 from train.data.sampler import BatchPlan, ValidationShare, share_validation
-from train.data.sources import Dataset, needs_index, open_dataset
+from train.data.splits import Dataset
 from train.device import (
     choose_precision,
     choose_threads,
@@ -27,6 +24,7 @@ from train.device import (
 )
 from train.microbatch import make_plan, make_trial
 from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
+from train.open_data import open_together
 from train.optim import zero_init_last_gamma
 from train.output import choose_output
 from train.ranks.comm import Comm
@@ -34,7 +32,6 @@ from train.ranks.cpus import count_sharing, own_binding
 from train.ranks.launch import Launch
 from train.recipe import FLAGS, Recipe, resolve_recipe
 from train.records.classes import refuse_other_classes
-from train.records.stage_meter import measure_stage
 from train.step import Placement, Trainer
 
 log = logging.getLogger("trainyard")
@@ -182,42 +179,6 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
         "label_smoothing": recipe.label_smoothing,
         "schedule": recipe.schedule,
     } | (lars if recipe.optimizer == "lars" else {})
-
-
-def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
-    """The data set, opened by one rank per node; if an index must be made, rank 0 goes first."""
-    num_nodes = sum(comm.gather(launch.local_rank == 0))  # not every launcher says it
-    path = fetch_once_a_node(cfg, launch, comm, num_nodes)
-    is_first = launch.local_rank == 0 or launch.is_main
-    in_turns = comm.world_size > 1 and is_first and needs_index(path, cfg.index_dir)
-    in_turns = any(comm.gather(in_turns))
-
-    def open_own() -> Dataset:
-        if in_turns and is_first and not launch.is_main:
-            comm.wait_until_done("index", 1)
-        dataset = open_dataset(path, cfg.index_dir, allow_empty=cfg.allow_empty_classes)
-        if launch.is_main:
-            comm.say_done("index")
-        return dataset
-
-    dataset = open_once_a_node(open_own, is_first, comm)
-    if len(set(comm.gather(dataset.fingerprint))) > 1:
-        raise UserError(f"the ranks see different data at {cfg.data}; use identical copies")
-    return dataset
-
-
-def fetch_once_a_node(cfg: TrainConfig, launch: Launch, comm: Comm, num_nodes: int) -> Path:
-    """The local path of DATA; a URL is fetched into --data-dir first, resumably."""
-    if "://" not in cfg.data:
-        return Path(cfg.data)
-    path = ""
-    if launch.local_rank == 0:
-        where = cfg.data_dir or Path("data")
-        with measure_stage("fetch", cfg.output if cfg.output and launch.is_main else where):
-            path = str(fetch_dataset(cfg.data, where, federation=cfg.federation, token=cfg.token))
-        comm.say_done("fetch")
-    comm.wait_until_done("fetch", num_nodes)
-    return Path(comm.from_main(path))
 
 
 def choose_decoder_together(

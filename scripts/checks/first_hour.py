@@ -17,7 +17,7 @@ from train.data.batches import Batch, Images, Item
 from train.data.decode import choose_decoder
 from train.data.loader import load_batches
 from train.data.sampler import BatchPlan
-from train.data.sources import open_dataset
+from train.data.splits import open_dataset
 from train.device import (
     choose_threads,
     identify_gpu,

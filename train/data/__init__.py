@@ -1,12 +1,11 @@
 """Images to batches.
 
-sources   a folder of classes, or an indexed tar
-listing   opened by one rank a node for all of them
+sources   where images come from: class folders, or an indexed tar
+splits    a data set: its training and validation images
 sampler   which images make up global step k
 jpeg      the JPEG kernel (jpeg_crop.c): built once
 decode    one image from bytes to pixels
-reads     what is being read at this moment
-pace      how many threads read at a time
+readers   how many threads read at a time, and what
 batches   which batches, and how each is made
 loader    batches ahead of the training
 patience  waiting for a batch without being stuck

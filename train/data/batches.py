@@ -15,8 +15,7 @@ import torch
 
 from dataset.errors import CommandError, DataError
 from train.data.decode import UNIFORMS_PER_SAMPLE, Decoder, Uniforms
-from train.data.pace import Pace
-from train.data.reads import Reads
+from train.data.readers import Pace, Reads
 from train.data.sampler import (
     MAX_VAL_BATCH,
     BatchPlan,

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from dataset.errors import CommandError
 from train.data.batches import Batch, BatchOrder, Draft, Images, Item
-from train.data.pace import Pace
+from train.data.readers import Pace
 
 CHUNK = 4  # images per task: small enough that all threads work on the next batch
 # Batches filled at a time: enough to bridge a moment without disk, if memory allows.
@@ -66,8 +66,8 @@ def _load_in_threads(
 ) -> Iterator[Batch]:
     """All threads work on the oldest batch first; each reads an image, then waits to decode it.
 
-    So enough reads wait for the disk at once (train/data/pace.py), no core decodes two images at a
-    time, and a thread holds the bytes of at most one image.
+    So enough reads wait for the disk at once (train/data/readers.py), no core decodes two images at
+    a time, and a thread holds the bytes of at most one image.
     """
     most_ahead = count_ahead(images, num_threads)
     images.pace = Pace(num_decoders, num_threads)

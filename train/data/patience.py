@@ -4,7 +4,7 @@ The main thread never reads an image and never waits inside the loader. Another 
 batches from the loader. The main thread waits for that thread in short intervals, and checks
 between them whether the run is to stop. So whatever hangs in the loader, a dead network disk or a
 worker process, the run can be saved and ended. The loader must follow one rule: every read goes
-through train/data/reads.py, so that it can be named.
+through train/data/readers.py, so that it can be named.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ import pytest
 from dataset.archive.extract import Extraction, extract_archive
 from dataset.errors import UserError
 from dataset.names import TRAIN_TAR
-from train.data.sources import FolderSource, Source, open_dataset
+from train.data.sources import FolderSource, Source
+from train.data.splits import open_dataset
 
 HIDDEN = ["n1/._a.JPEG", ".hidden/b.JPEG", ".ipynb_checkpoints/a-checkpoint.JPEG", "n1/.x/c.JPEG"]
 

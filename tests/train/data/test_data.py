@@ -22,14 +22,8 @@ from train.data.batches import LOOK_S, Batch, BatchOrder, Images, Item
 from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder, decode_train
 from train.data.loader import load_batches
 from train.data.sampler import BatchPlan, epoch_order, sample_uniforms
-from train.data.sources import (
-    Source,
-    TarSource,
-    explain_failed_read,
-    fingerprint_of,
-    needs_index,
-    open_dataset,
-)
+from train.data.sources import Source, TarSource, explain_failed_read
+from train.data.splits import fingerprint_of, needs_index, open_dataset
 from train.failure import explain
 
 SIZE, BATCH, MICROBATCH, SEED = 32, 8, 2, 3

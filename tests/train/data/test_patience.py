@@ -24,7 +24,8 @@ from train.data.batches import Batch, Images
 from train.data.loader import load_batches
 from train.data.patience import PatientBatches, Stranded
 from train.data.sampler import epoch_order
-from train.data.sources import FolderSource, open_dataset
+from train.data.sources import FolderSource
+from train.data.splits import open_dataset
 from train.ranks.interrupt import Vote
 from train.records.record import read_run
 

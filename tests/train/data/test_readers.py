@@ -20,7 +20,7 @@ from train.data.loader import (
     count_readers,
     load_batches,
 )
-from train.data.pace import Pace, choose_limit
+from train.data.readers import Pace, choose_limit
 from train.data.sampler import BatchPlan
 
 WAIT_S = 60.0

@@ -10,7 +10,7 @@ import pytest
 from dataset.archive.labels import builtin_labels, ilsvrc_classes
 from dataset.errors import DONE, DataError, UserError
 from tests.train import started_ranks as ranks
-from train.data.sources import open_dataset
+from train.data.splits import open_dataset
 from train.records.classes import (
     CLASSES_FILE,
     name_model,

@@ -28,7 +28,7 @@ def argv_for(data: Path, out: Path) -> list[str]:
     return [str(data), "--max-steps", "1", "--output", str(out)]
 
 
-ONE_OPENS = partial(refuse_to_open, "train.prepare", "open_dataset")
+ONE_OPENS = partial(refuse_to_open, "train.open_data", "open_dataset")
 
 
 def test_one_rank_of_a_node_makes_the_index_and_the_other_receives_it(
@@ -62,7 +62,7 @@ def test_a_rank_that_finds_no_list_of_its_node_opens_the_data_itself(
 ) -> None:
     """Containers on one node without a common /dev/shm, and one that is full."""
     name = "_take_up" if what == "another memory" else "_put_down"
-    hook = partial(hooks.set_value, "train.data.listing", name, _nothing)
+    hook = partial(hooks.set_value, "train.open_data", name, _nothing)
     ranks.run(argv_for(images, tmp_path / "out"), tmp_path / "log", 2, hook=hook).expect(DONE)
 
 

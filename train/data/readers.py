@@ -1,4 +1,4 @@
-"""How many loader threads work at a time: enough that no decoder waits for a read.
+"""The loader's readers: how many threads read at a time, and what each is reading (no torch).
 
 A read that waits for a shared disk needs more threads than cores; a read from memory does not, and
 threads that only wait for each other cost a quarter of the speed (benchmarks/loader_latency.py).
@@ -6,12 +6,20 @@ threads that only wait for each other cost a quarter of the speed (benchmarks/lo
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from train.data.sources import Source
 
 SMOOTHING = 0.1  # weight of the newest turn
+MAX_ROWS = 1024  # more readers share rows: the name may then be of another slow read
 SPARE = 1.25  # reads scatter: some more threads than the mean would need
 
 
@@ -73,3 +81,46 @@ def choose_limit(num_decoders: int, most: int, reads_per_decode: float) -> int:
     """Threads that keep this many decoders busy, given the time of a read in decodings."""
     wanted = round(num_decoders * (1 + reads_per_decode) * SPARE)
     return max(num_decoders, min(most, wanted))
+
+
+class SlowRead(NamedTuple):
+    """A read that is under way."""
+
+    seconds: float
+    is_val: bool
+    sample: int
+
+
+class Reads:
+    """A row for each reader, in memory that forked workers share with the waiting process."""
+
+    def __init__(self) -> None:
+        memory = mmap.mmap(-1, MAX_ROWS * 3 * 8)
+        # since when (0: it reads nothing), is_val, index
+        self._rows = np.frombuffer(memory, np.float64).reshape(-1, 3)
+        self._count = itertools.count()
+        self._mine = threading.local()
+
+    def take_row(self, number: int) -> None:
+        """Gives this thread a row: a worker process cannot count the others."""
+        self._mine.row = self._rows[number % MAX_ROWS]
+
+    def read(self, source: Source, is_val: bool, index: int) -> bytes:
+        """The bytes of an image; the read is listed while it runs."""
+        if not hasattr(self._mine, "row"):
+            self.take_row(next(self._count))
+        row = self._mine.row
+        row[1:] = is_val, index
+        row[0] = time.monotonic()  # the same clock in all processes of a machine
+        try:
+            return source.read(index)
+        finally:
+            row[0] = 0.0
+
+    def slowest(self) -> SlowRead | None:
+        """The oldest read that is running."""
+        rows = self._rows[self._rows[:, 0] > 0].copy()
+        if not len(rows):
+            return None
+        since_s, is_val, sample = rows[rows[:, 0].argmin()].tolist()
+        return SlowRead(time.monotonic() - since_s, bool(is_val), int(sample))

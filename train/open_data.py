@@ -1,0 +1,111 @@
+"""Opens the data of a run: a URL is fetched and a folder is listed by one rank per node for all.
+
+Listing 1.28 million files takes a shared disk minutes, and again for each rank that does it. The
+other ranks of the node read the list from shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from dataset.errors import UserError
+from dataset.fetch.remote import fetch_dataset
+from train.config import TrainConfig
+from train.data.splits import Dataset, needs_index, open_dataset
+from train.ranks.comm import Comm
+from train.ranks.cpus import own_binding
+from train.ranks.launch import Launch
+from train.records.stage_meter import measure_stage
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
+    """The data set, opened by one rank per node; if an index must be made, rank 0 goes first."""
+    num_nodes = sum(comm.gather(launch.local_rank == 0))  # not every launcher says it
+    path = fetch_once_a_node(cfg, launch, comm, num_nodes)
+    is_first = launch.local_rank == 0 or launch.is_main
+    in_turns = comm.world_size > 1 and is_first and needs_index(path, cfg.index_dir)
+    in_turns = any(comm.gather(in_turns))
+
+    def open_own() -> Dataset:
+        if in_turns and is_first and not launch.is_main:
+            comm.wait_until_done("index", 1)
+        dataset = open_dataset(path, cfg.index_dir, allow_empty=cfg.allow_empty_classes)
+        if launch.is_main:
+            comm.say_done("index")
+        return dataset
+
+    dataset = open_once_a_node(open_own, is_first, comm)
+    if len(set(comm.gather(dataset.fingerprint))) > 1:
+        raise UserError(f"the ranks see different data at {cfg.data}; use identical copies")
+    return dataset
+
+
+def fetch_once_a_node(cfg: TrainConfig, launch: Launch, comm: Comm, num_nodes: int) -> Path:
+    """The local path of DATA; a URL is fetched into --data-dir first, resumably."""
+    if "://" not in cfg.data:
+        return Path(cfg.data)
+    path = ""
+    if launch.local_rank == 0:
+        where = cfg.data_dir or Path("data")
+        with measure_stage("fetch", cfg.output if cfg.output and launch.is_main else where):
+            path = str(fetch_dataset(cfg.data, where, federation=cfg.federation, token=cfg.token))
+        comm.say_done("fetch")
+    comm.wait_until_done("fetch", num_nodes)
+    return Path(comm.from_main(path))
+
+
+def open_once_a_node(open_own: Callable[[], Dataset], is_first: bool, comm: Comm) -> Dataset:
+    """The data set, as the first rank of this node found it."""
+    if comm.world_size == 1:
+        return open_own()
+    own, path = None, None
+    num_first = sum(comm.gather(is_first))
+    if is_first:
+        own = open_own()
+        path = _put_down(own)
+        comm.say_done("listing")
+    try:
+        comm.wait_until_done("listing", num_first)  # for as long as it takes
+        machine = own_binding().machine
+        offers = [place for where, place in comm.gather((machine, path)) if where == machine]
+        dataset = own or _take_up(offers) or open_own()
+        comm.gather(None)  # all have taken it
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
+    return dataset
+
+
+def _put_down(dataset: Dataset) -> Path | None:
+    """Where the other ranks of the node find it; None if there is no room for it."""
+    folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    try:
+        fd, name = tempfile.mkstemp(prefix="trainyard-listing-", dir=folder)
+    except OSError:
+        return None
+    path = Path(name)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            pickle.dump(dataset, file)
+        return path
+    except OSError:
+        path.unlink(missing_ok=True)
+        return None
+
+
+def _take_up(offers: list[Path | None]) -> Dataset | None:
+    """The first that can be read; None if this rank's container has shared memory of its own."""
+    for path in offers:
+        try:
+            if path is not None and path.stat().st_uid == os.geteuid():
+                dataset: Dataset = pickle.loads(path.read_bytes())
+                return dataset
+        except OSError:
+            continue
+    return None
