@@ -14,7 +14,7 @@ from train.device import prefers_channels_last
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.recipe import resolve_recipe
-from train.records.recorder import PhaseClock
+from train.records.phases import PhaseClock
 from train.step import Placement, Trainer
 
 NUM_CLASSES = 1000

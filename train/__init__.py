@@ -6,8 +6,7 @@ paths         the paths that flags name
 run           the story: prepare, train, evaluate, stop or finish
 prepare       from flags to a trainer that can start
 open_data     the data, fetched and opened once a node
-last_run      the run that a command would go on with
-output        the folder of a run
+run_folder    the folder of a run: given, found again or new; locked
 device        which device a rank computes on
 model         the network, and weights in and out
 recipe_table  every published value, with its source

@@ -15,7 +15,7 @@ from train.evaluate import Accuracy
 from train.failure import ADVICE, Diverged
 from train.progress import EpochSums, Progress
 from train.ranks.comm import Comm
-from train.records.recorder import PhaseClock
+from train.records.phases import PhaseClock
 from train.step import Trainer
 
 log = logging.getLogger("trainyard")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from dataset.errors import UserError
 from dataset.federation.pelican import parse_target
 from train.config import TrainConfig
 from train.data.splits import check_data
-from train.last_run import require_last
+from train.run_folder import check_output, require_last
 
 
 def check_paths(cfg: TrainConfig) -> None:
@@ -61,17 +60,3 @@ def check_weights(path: Path) -> None:
         raise UserError(f"no such weights: {path}; give a .pt file of a state dict or a checkpoint")
     if path.suffix == ".safetensors":
         raise UserError(f"{path}: give a file of torch.save(model.state_dict(), FILE) instead")
-
-
-def check_output(output: Path) -> None:
-    """Raises if the path is not a folder and cannot become one."""
-    for path in (output, output / "ckpt"):
-        if path.is_symlink() and not path.exists():
-            raise UserError(f"{path} is a broken link; fix it, or name another --output")
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file, and the run needs a folder there; move it away")
-    above = next(path for path in (output, *output.absolute().parents) if path.exists())
-    if not above.is_dir():
-        raise UserError(f"--output {output}: {above} is a file; name another folder")
-    if above != output and not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"--output {output}: {above} cannot be written to; name another folder")

@@ -19,6 +19,7 @@ from train.device import (
     choose_precision,
     choose_threads,
     keep_freed_memory,
+    name_device,
     prefers_channels_last,
     set_up_math,
 )
@@ -26,12 +27,12 @@ from train.microbatch import make_plan, make_trial
 from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
 from train.open_data import open_together
 from train.optim import zero_init_last_gamma
-from train.output import choose_output
 from train.ranks.comm import Comm
 from train.ranks.cpus import count_sharing, own_binding
 from train.ranks.launch import Launch
 from train.recipe import FLAGS, Recipe, resolve_recipe
 from train.records.classes import refuse_other_classes
+from train.run_folder import choose_output
 from train.step import Placement, Trainer
 
 log = logging.getLogger("trainyard")
@@ -121,7 +122,9 @@ def prepare(
     set_up_math(precision, device)
     if device.type == "cpu":
         keep_freed_memory()
-    output = Path(comm.from_main(choose_output(cfg, device, launch) if launch.is_main else None))
+    output = Path(
+        comm.from_main(choose_output(cfg, name_device(device), launch) if launch.is_main else None)
+    )
     cfg = replace(cfg, resume=None) if cfg.resumes_last else cfg
     dataset = None if cfg.dummy else open_together(cfg, launch, comm)
     state = find_checkpoint(cfg, output, launch, comm)

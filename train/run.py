@@ -24,7 +24,6 @@ from train.evaluate import Accuracy
 from train.failure import end_all_ranks, record_failure
 from train.feed import open_batches
 from train.model import save_state_dict
-from train.output import default_output
 from train.prepare import make_trainer, prepare, recipe_of
 from train.progress import EpochSums, Progress
 from train.ranks.batch_system import exits_for_checkpoints, find_deadline, requeue
@@ -36,14 +35,10 @@ from train.recipe import describe
 from train.records.classes import name_model
 from train.records.description import NO_VALIDATION
 from train.records.keeper import Keeper
-from train.records.recorder import (
-    PhaseClock,
-    Recorder,
-    is_recorded_as_done,
-    process_start_s,
-    record_start,
-)
+from train.records.phases import PhaseClock, process_start_s
+from train.records.recorder import Recorder, is_recorded_as_done, record_start
 from train.records.stage_meter import measure_stage
+from train.run_folder import default_output
 from train.stranded import stop_for_all
 from train.validation import evaluate_only, validate
 
@@ -160,7 +155,7 @@ class Run:
         has_no_folder = self.cfg.evaluate or self.cfg.resumes_last
         if self.has_joined or has_no_folder or not self.launch.is_main:
             return None
-        output = self.cfg.output or default_output(self.device, self.launch)
+        output = self.cfg.output or default_output(name_device(self.device), self.launch)
         return record_start(output, self.launch, self.clock.started_s)
 
     @property

@@ -23,7 +23,7 @@ from train.ranks.compat import compile_model, make_scaler, wrap_ddp
 from train.ranks.interrupt import Cast, Vote
 from train.ranks.watch import READING
 from train.recipe import Recipe, lr_at
-from train.records.recorder import PhaseClock
+from train.records.phases import PhaseClock
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -19,7 +19,7 @@ from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.launch import Launch
 from train.recipe import resolve_recipe
-from train.records.recorder import PhaseClock
+from train.records.phases import PhaseClock
 from train.step import Placement, Trainer
 
 NUM_CLASSES, BATCH, MICROBATCH = 5, 8, 4

@@ -24,7 +24,7 @@ from train.ranks.comm import Comm
 from train.ranks.interrupt import Interrupt, Vote
 from train.ranks.launch import detect_launch
 from train.recipe import resolve_recipe
-from train.records.recorder import PhaseClock, summarise_phases
+from train.records.phases import PhaseClock, summarise_phases
 from train.step import Placement, Trainer
 
 WORLDS = [64, 128]

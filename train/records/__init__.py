@@ -1,6 +1,7 @@
 """What a run writes down.
 
 record       run.json, epochs.jsonl, stages.jsonl (no torch)
+phases       where the time went
 recorder     keeps run.json true while a run goes on
 classes      the names of the classes, beside the model
 stage_meter  what a stage used of the machine

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,10 @@ import torch
 import torchvision
 
 from train.device import name_device
-from train.last_run import flags_of
 from train.prepare import Setup, recipe_values
 from train.ranks.batch_system import describe_slot
 from train.records.classes import CLASSES_FILE
-from train.records.recorder import current_commit
+from train.run_folder import flags_of
 
 NO_VALIDATION = "no validation images: accuracy is not measured"
 COMMUNICATION_METHOD = (
@@ -68,3 +69,14 @@ def describe_versions() -> dict[str, str]:
         "numpy": np.__version__,
         "pillow": PIL.__version__,
     }
+
+
+def current_commit() -> str | None:
+    """The commit of this checkout, with '-dirty' where files differ; None outside of git."""
+    root = Path(__file__).resolve().parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

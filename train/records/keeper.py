@@ -14,8 +14,10 @@ from train.prepare import Setup
 from train.ranks.batch_system import queue_seconds
 from train.records.classes import write_classes
 from train.records.description import describe_run
-from train.records.recorder import PhaseClock, Recorder, lock_folder
+from train.records.phases import PhaseClock
+from train.records.recorder import Recorder
 from train.records.tensorboard import EpochBoard
+from train.run_folder import lock_folder
 
 log = logging.getLogger("trainyard")
 

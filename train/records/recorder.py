@@ -2,67 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from dataset.durable import write_json
 from dataset.errors import DataError, UserError
 from train.ranks.launch import Launch
+from train.records.phases import add_phases, summarise_phases
 from train.records.record import (
     EPOCHS_FILE,
-    PHASES,
     RUN_FILE,
     SCHEMA,
     Record,
     append_line,
     read_run,
 )
+from train.run_folder import lock_folder
 
 log = logging.getLogger("trainyard")
 
 TOUCH_S = 30.0  # the accuracy of a killed attempt's length
-
-
-class PhaseClock:
-    """Seconds of this rank by phase; unassigned time is 'other', so that they sum to the total."""
-
-    def __init__(self, started_s: float) -> None:
-        self.started_s = started_s  # on the monotonic clock: when the process began
-        self.seconds = dict.fromkeys(PHASES, 0.0)
-        self.last_s = dict.fromkeys(PHASES, 0.0)  # of the last time in each
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        begin_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self.last_s[name] = time.monotonic() - begin_s
-            self.seconds[name] += self.last_s[name]
-
-    def end_startup(self) -> None:
-        """Books the time so far, except that of other phases, as start-up."""
-        self.seconds["startup"] = self.total_s - sum(self.seconds.values())
-
-    @property
-    def total_s(self) -> float:
-        return time.monotonic() - self.started_s
-
-    def totals(self, communication_s: float) -> dict[str, float]:
-        """Seconds by phase; the estimate of exposed communication is taken out of compute."""
-        totals = dict(self.seconds)
-        exposed_s = min(communication_s, totals["compute"])
-        totals["compute"] -= exposed_s
-        totals["communication"] += exposed_s
-        totals["other"] = max(0.0, self.total_s - sum(totals.values()))
-        return totals
 
 
 class Recorder:
@@ -206,62 +168,3 @@ def _is_attempt(value: object) -> bool:
             return False
         numbers += [phase.get(key, 0.0) for key in ("mean_s", "max_s")]
     return all(type(number) in (int, float) for number in numbers)
-
-
-def summarise_phases(ranks: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Mean and maximum over the ranks for each phase."""
-    columns = {name: [rank[name] for rank in ranks] for name in PHASES}
-    return {
-        name: {"mean_s": sum(column) / len(column), "max_s": max(column)}
-        for name, column in columns.items()
-    }
-
-
-def add_phases(attempts: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """The phases of a run: the sums over its attempts."""
-    return {
-        name: {
-            key: sum(attempt.get(name, {}).get(key, 0.0) for attempt in attempts)
-            for key in ("mean_s", "max_s")
-        }
-        for name in PHASES
-    }
-
-
-def process_start_s() -> float:
-    """When this process began, on the monotonic clock: imports belong to the start-up."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        return time.monotonic() - (boot_s - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError, AttributeError):
-        return time.monotonic()
-
-
-def current_commit() -> str | None:
-    """The commit of this checkout, with '-dirty' where files differ; None outside of git."""
-    root = Path(__file__).resolve().parents[2]
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None
-
-
-def lock_folder(folder: Path) -> int | None:
-    """Locks the folder until this process ends; two runs in one would overwrite each other.
-
-    The lock belongs to the process (lockf). With flock the loader's workers would hold it for some
-    seconds after a kill, and block the next start.
-    """
-    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # POSIX allows either
-        os.close(fd)
-        raise UserError(f"another run writes to {folder}; wait, or use another --output") from None
-    except OSError:  # a filesystem without locks
-        os.close(fd)
-        return None
-    return fd

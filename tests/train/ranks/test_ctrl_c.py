@@ -18,8 +18,8 @@ from tests.train import hooks
 from tests.train import started_ranks as ranks
 from tests.train.checkpoints.test_resume import final_state
 from train.checkpoints.checkpoint import list_checkpoints
-from train.paths import check_output
 from train.records.record import read_run
+from train.run_folder import check_output
 
 EVERY_STEP = ["--checkpoint-minutes", "1e-9"]
 

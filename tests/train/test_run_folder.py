@@ -9,8 +9,8 @@ import pytest
 
 from dataset.durable import write_json
 from train.config import TrainConfig, parse_config
-from train.last_run import RUNS, find_last, flags_of
 from train.records.record import RUN_FILE
+from train.run_folder import RUNS, find_last, flags_of
 
 
 @pytest.fixture(autouse=True)

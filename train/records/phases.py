@@ -1,0 +1,76 @@
+"""Where the time of a run went: seconds by phase of a rank, all ranks, all attempts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from train.records.record import PHASES
+
+
+class PhaseClock:
+    """Seconds of this rank by phase; unassigned time is 'other', so that they sum to the total."""
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = started_s  # on the monotonic clock: when the process began
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.last_s = dict.fromkeys(PHASES, 0.0)  # of the last time in each
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begin_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.last_s[name] = time.monotonic() - begin_s
+            self.seconds[name] += self.last_s[name]
+
+    def end_startup(self) -> None:
+        """Books the time so far, except that of other phases, as start-up."""
+        self.seconds["startup"] = self.total_s - sum(self.seconds.values())
+
+    @property
+    def total_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def totals(self, communication_s: float) -> dict[str, float]:
+        """Seconds by phase; the estimate of exposed communication is taken out of compute."""
+        totals = dict(self.seconds)
+        exposed_s = min(communication_s, totals["compute"])
+        totals["compute"] -= exposed_s
+        totals["communication"] += exposed_s
+        totals["other"] = max(0.0, self.total_s - sum(totals.values()))
+        return totals
+
+
+def summarise_phases(ranks: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Mean and maximum over the ranks for each phase."""
+    columns = {name: [rank[name] for rank in ranks] for name in PHASES}
+    return {
+        name: {"mean_s": sum(column) / len(column), "max_s": max(column)}
+        for name, column in columns.items()
+    }
+
+
+def add_phases(attempts: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """The phases of a run: the sums over its attempts."""
+    return {
+        name: {
+            key: sum(attempt.get(name, {}).get(key, 0.0) for attempt in attempts)
+            for key in ("mean_s", "max_s")
+        }
+        for name in PHASES
+    }
+
+
+def process_start_s() -> float:
+    """When this process began, on the monotonic clock: imports belong to the start-up."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.monotonic() - (boot_s - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.monotonic()
