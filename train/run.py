@@ -33,8 +33,7 @@ from train.ranks.launch import Launch, detect_launch
 from train.ranks.nccl import call_before_abort
 from train.recipe import describe
 from train.records.classes import name_model
-from train.records.description import NO_VALIDATION
-from train.records.keeper import Keeper
+from train.records.output_writer import NO_VALIDATION, OutputWriter
 from train.records.phases import PhaseClock, process_start_s
 from train.records.recorder import Recorder, is_recorded_as_done, record_start
 from train.records.stage_meter import measure_stage
@@ -91,7 +90,7 @@ class Run:
         self.device = device
         self.interrupt = Interrupt(comm, cfg.deadline)
         self.has_joined = False
-        self.keeper: Keeper | None = None  # rank 0's, once the folder is known
+        self.writer: OutputWriter | None = None  # rank 0's, once the folder is known
 
     def join_others(self) -> None:
         """Joins the other ranks, and agrees with them on the time limit."""
@@ -119,14 +118,14 @@ class Run:
         self.interrupt.install()
         self.ctrl_c.saves = True
         if self.launch.is_main:
-            self.keeper = Keeper(self.setup, self.clock, self.trainer.step)
+            self.writer = OutputWriter(self.setup, self.clock, self.trainer.step)
         if state is not None:
             log.info("continuing from step %d of %d", self.trainer.step, self.setup.total_steps)
         self.describe_start()
         self.clock.end_startup()
         self.meter = EpochMeter(self.trainer, self.clock, self.comm, self.progress)
-        if self.keeper:  # a kill before the first checkpoint leaves a whole record too
-            self.keeper.recorder.update([self.phases()], self.describe_progress())
+        if self.writer:  # a kill before the first checkpoint leaves a whole record too
+            self.writer.recorder.update([self.phases()], self.describe_progress())
         try:
             vote = self.train()
         except Stranded as stranded:
@@ -150,8 +149,8 @@ class Run:
 
         A failure between joining and the first step is only printed: there may be no folder yet.
         """
-        if self.keeper:
-            return self.keeper.recorder
+        if self.writer:
+            return self.writer.recorder
         has_no_folder = self.cfg.evaluate or self.cfg.resumes_last
         if self.has_joined or has_no_folder or not self.launch.is_main:
             return None
@@ -226,8 +225,8 @@ class Run:
         self.meter.count_step(skipped, self.cfg.skip_bad_images)
         if self.trainer.step % self.cfg.print_freq == 0 or self.trainer.step == end:
             self.meter.show_progress(self.setup.total_steps)
-            if self.keeper:
-                self.keeper.recorder.touch([self.phases()])
+            if self.writer:
+                self.writer.recorder.touch([self.phases()])
         if vote is Vote.SAVE and self.trainer.step < end:
             self.save()
         return vote
@@ -240,16 +239,17 @@ class Run:
 
     @property
     def stop_cost_s(self) -> float:
-        return 2 * self.keeper.writer.last_write_s if self.keeper else 0.0
+        return 2 * self.writer.checkpoints.last_write_s if self.writer else 0.0
 
     def ask_for_checkpoint(self) -> None:
         """Rank 0 checks the checkpoint interval and the writer's findings."""
-        if not self.keeper:
+        if not self.writer:
             return
-        self.keeper.refuse_not_finite(self.trainer.step)
-        if self.keeper.is_due():
+        self.writer.refuse_not_finite(self.trainer.step)
+        if self.writer.is_due():
             on_grid = exits_for_checkpoints(os.environ)
             self.interrupt.wanted = Vote.SAVE_AND_EXIT if on_grid else Vote.SAVE
+            self.writer.begin_interval()
 
     # --- evaluate ------------------------------------------------------------------------------
 
@@ -279,9 +279,9 @@ class Run:
                 accuracy.acc1,
                 accuracy.acc5,
             )
-        if self.keeper:
+        if self.writer:
             eval_s = self.clock.last_s["evaluation"]
-            self.keeper.add_epoch(describe_epoch(epoch, self.trainer, sums, results, eval_s))
+            self.writer.add_epoch(describe_epoch(epoch, self.trainer, sums, results, eval_s))
         is_needed = is_best or self.trainer.step == self.setup.total_steps
         self.save(is_best, sums, must_write=is_needed)
 
@@ -294,11 +294,11 @@ class Run:
         with self.clock.phase("checkpoint"):
             sums = sums or self.meter.total()
             phases = self.comm.gather(self.phases())
-            if not self.keeper:
+            if not self.writer:
                 return
-            if must_write or not self.keeper.is_soon():
-                self.keeper.save(self.state(sums), is_best)
-        self.keeper.recorder.update(phases, self.describe_progress())
+            if must_write or not self.writer.is_too_soon():
+                self.writer.save(self.state(sums), is_best)
+        self.writer.recorder.update(phases, self.describe_progress())
 
     def state(self, sums: EpochSums) -> dict[str, Any]:
         return self.trainer.state() | self.progress.to_state(sums) | self.setup.to_state()
@@ -317,15 +317,15 @@ class Run:
         """A durable checkpoint, then back into the queue or exit 85."""
         self.save()
         with self.clock.phase("checkpoint"):
-            is_durable = self.comm.from_main(self.keeper and self.keeper.writer.wait())
+            is_durable = self.comm.from_main(self.writer and self.writer.checkpoints.wait())
         # Checked only now: the job may have been cancelled during its last step or checkpoint.
         rows = self.comm.gather((self.interrupt.reason, self.phases()))
-        if not self.keeper:
+        if not self.writer:
             return CHECKPOINTED
-        self.keeper.refuse_not_finite(self.trainer.step)
+        self.writer.refuse_not_finite(self.trainer.step)
         reasons = [reason for reason, _ in rows if reason] or ["checkpoint interval"]
         reason = next((reason for reason in reasons if reason in CANCELLED), reasons[0])
-        recorder = self.keeper.recorder
+        recorder = self.writer.recorder
         recorder.update([phases for _, phases in rows], {})
         recorder.finish("checkpointed", CHECKPOINTED, reason)
         kind = "a" if is_durable else "NO NEW"
@@ -346,15 +346,15 @@ class Run:
     def finish(self) -> int:
         """Waits for the last checkpoint, saves the model and closes the record."""
         phases = self.comm.gather(self.phases())
-        if not self.keeper:
+        if not self.writer:
             return DONE
         with self.clock.phase("checkpoint"):
-            self.keeper.writer.wait()
-        self.keeper.refuse_not_finite(self.trainer.step)
-        self.keeper.require_durable()
+            self.writer.checkpoints.wait()
+        self.writer.refuse_not_finite(self.trainer.step)
+        self.writer.require_durable()
         if self.cfg.save_model:
             save_state_dict(self.trainer.model, self.model_path)
-        recorder = self.keeper.recorder
+        recorder = self.writer.recorder
         recorder.update([self.phases(), *phases[1:]], self.describe_progress())
         recorder.finish("done", DONE, "done")
         images, seconds = recorder.run["images_trained"], recorder.run["wall_clock_s"]

@@ -1,11 +1,9 @@
 """What a run writes down.
 
-record       run.json, epochs.jsonl, stages.jsonl (no torch)
-phases       where the time went
-recorder     keeps run.json true while a run goes on
-classes      the names of the classes, beside the model
-stage_meter  what a stage used of the machine
-tensorboard  epochs as TensorBoard scalars
-description  what run.json says before the training
-keeper       when rank 0 writes what
+record         run.json, epochs.jsonl, stages.jsonl (no torch)
+phases         where the time went
+recorder       keeps run.json true while a run goes on
+classes        the names of the classes, beside the model
+stage_meter    what a stage used of the machine
+output_writer  all that rank 0 writes: checkpoints, record, TensorBoard events
 """

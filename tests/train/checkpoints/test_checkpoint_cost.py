@@ -51,7 +51,7 @@ def test_an_epoch_waits_for_the_disk_once_and_is_saved_only_where_the_last_is_ol
             hooks.all_of,
             partial(note_fsyncs, tmp_path / f"fsyncs-{name}"),
             partial(hooks.set_value, "train.records.recorder", "TOUCH_S", 1e9),  # a slow machine
-            partial(hooks.set_value, "train.records.keeper", "MIN_GAP_S", gap_s),
+            partial(hooks.set_value, "train.records.output_writer", "MIN_GAP_S", gap_s),
         )
         out = tmp_path / name
         argv = [str(data), "--epochs", str(epochs), "--output", str(out)]

@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dataset.errors import UserError
-from train.records.tensorboard import EpochBoard
+from train.records.output_writer import EpochBoard
 
 
 def test_an_epoch_is_read_back_by_tensorboard(tmp_path: Path) -> None:
