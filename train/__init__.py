@@ -16,10 +16,8 @@ norm          batch norm that does not depend on the ranks
 step          one optimiser step: the hot path
 microbatch    as many images at once as every GPU takes
 feed          the batches from where a run stands
-progress      where a run stands besides its weights
-evaluate      accuracy that counts every image once
-epoch         sums, lines and record of the epoch under way
-validation    validation within a run, and -e
+evaluate      accuracy that counts every image once; -e
+epoch         where a run stands, and the epoch under way
 stranded      a rank whose batch never comes saves and stops
 failure       how a run ends badly, said once
 

@@ -1,19 +1,19 @@
-"""The current epoch: its sums over ranks and attempts, its progress lines, its record."""
+"""The current epoch and the results so far: sums over ranks and attempts, lines, records."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from dataset.errors import DataError
-from dataset.words import count
-from train.evaluate import Accuracy
+from dataset.errors import UserError
+from train.evaluate import Accuracy, check_skipped
 from train.failure import ADVICE, Diverged
-from train.progress import EpochSums, Progress
 from train.ranks.comm import Comm
 from train.records.phases import PhaseClock
 from train.step import Trainer
@@ -23,12 +23,82 @@ log = logging.getLogger("trainyard")
 WARMUP_STEPS = 5  # of an attempt: not part of the steady-state speed
 
 
+@dataclass(frozen=True)
+class EpochSums:
+    """Totals over all ranks, and over all attempts at this epoch."""
+
+    loss: float = 0.0  # summed over images
+    correct: float = 0.0
+    images: int = 0
+    seconds: float = 0.0
+    data_wait_s: float = 0.0
+    skipped: int = 0
+
+    def __add__(self, other: EpochSums) -> EpochSums:
+        pairs = zip(self.__dict__.values(), other.__dict__.values(), strict=True)
+        return EpochSums(*(a + b for a, b in pairs))
+
+
+@dataclass
+class Standing:
+    """Where a run stands besides its weights: what a checkpoint needs to continue seamlessly.
+
+    It is the same on every rank.
+    """
+
+    sums: EpochSums = EpochSums()  # of the epoch under way, by earlier attempts
+    is_evaluated: bool = True  # False: the epoch is trained, its validation and record are due
+    result: dict[str, Any] = field(default_factory=lambda: {"final_acc1": None, "final_acc5": None})
+    best: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any] | None) -> Standing:
+        """That of a checkpoint, or of a fresh run."""
+        if state is None:
+            return cls()
+        result, best, sums = state["result"], state["best"], state["epoch_sums"]
+        is_known = sums.keys() == EpochSums().__dict__.keys()
+        values = [*sums.values(), *(v for v in (*result.values(), *best.values()) if v is not None)]
+        if not is_known or not all(type(value) in (int, float) for value in values):
+            raise UserError("the checkpoint's sums or results are not numbers; use another one")
+        return cls(EpochSums(**sums), state["is_evaluated"], result, best)
+
+    def to_state(self, sums: EpochSums) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {
+            "epoch_sums": dataclasses.asdict(sums),
+            "is_evaluated": self.is_evaluated,
+            "result": self.result,
+            "best": self.best,
+        }
+
+    def take(self, epoch: int, results: list[Accuracy]) -> bool:
+        """Adds the results of an epoch; True if they are the best so far."""
+        for suffix, accuracy in zip(("", "_ema"), results, strict=False):
+            self.result[f"final_acc1{suffix}"] = accuracy.acc1
+            self.result[f"final_acc5{suffix}"] = accuracy.acc5
+        if not results or not self._is_best(results[0]):
+            return False
+        acc1, acc5, loss = results[0].acc1, results[0].acc5, results[0].loss
+        self.best = {"best_acc1": acc1, "best_acc5": acc5, "best_epoch": epoch}
+        self.best["best_loss"] = loss if math.isfinite(loss) else None
+        return True
+
+    def _is_best(self, result: Accuracy) -> bool:
+        """Whether the accuracy is the highest so far, or equal to it with a lower loss."""
+        best = self.best.get("best_acc1", -math.inf)
+        if result.acc1 != best:
+            return bool(result.acc1 > best)
+        best_loss = self.best.get("best_loss", -math.inf)  # not known in older checkpoints
+        return bool(result.loss < (math.inf if best_loss is None else best_loss))
+
+
 class EpochMeter:
     """Watches a trainer through one epoch after the other."""
 
-    def __init__(self, trainer: Trainer, clock: PhaseClock, comm: Comm, progress: Progress) -> None:
+    def __init__(self, trainer: Trainer, clock: PhaseClock, comm: Comm, standing: Standing) -> None:
         self._trainer, self._clock, self._comm = trainer, clock, comm
-        self._progress = progress
+        self._standing = standing
         self.attempt_steps = 0
         self._steady_images, self._steady_s = 0, 0.0
         self._steady_begin_s: float | None = None
@@ -38,11 +108,11 @@ class EpochMeter:
 
     def begin(self) -> None:
         """Starts an epoch, or the rest of one (perhaps only its validation)."""
-        is_due = not self._progress.is_evaluated
+        is_due = not self._standing.is_evaluated
         per_epoch = self._trainer.plan.steps_per_epoch
         self.epoch, in_epoch = divmod(self._trainer.step - is_due, per_epoch)
         if in_epoch == 0 and not is_due:
-            self._progress.sums = EpochSums()
+            self._standing.sums = EpochSums()
         self._first_step = self._trainer.step
         self._begin_s = time.monotonic()
         self._end_s = self._begin_s if is_due else None  # its training is over already
@@ -121,7 +191,7 @@ class EpochMeter:
             data_wait_s=self._clock.seconds["data_wait"] - self._begin_wait_s,
             skipped=sum(row[2] for row in rows),
         )
-        return self._progress.sums + now
+        return self._standing.sums + now
 
     def _start_steady(self) -> None:
         if self.attempt_steps >= WARMUP_STEPS:
@@ -146,15 +216,6 @@ class EpochMeter:
             return self._first_step, [0.0, 0.0]
         previous[2].synchronize()
         return previous[0], previous[1].tolist()
-
-
-def check_skipped(skipped: int, allowed: int) -> None:
-    """Raises when more images than allowed were skipped; their names are in the log."""
-    if skipped > allowed:
-        raise DataError(
-            f"{count(skipped, 'image')} of this epoch cannot be decoded (see the log "
-            f"for names); --skip-bad-images allows {allowed}"
-        )
 
 
 def check_finite(sums: EpochSums) -> None:

@@ -19,13 +19,12 @@ from train.config import TrainConfig, parse_config
 from train.data.batches import Batch
 from train.data.patience import Stranded
 from train.device import choose_device, identify_gpu, name_device
-from train.epoch import EpochMeter, check_finite, check_skipped, describe_epoch
-from train.evaluate import Accuracy
+from train.epoch import EpochMeter, EpochSums, Standing, check_finite, describe_epoch
+from train.evaluate import Accuracy, check_skipped, evaluate_only, validate
 from train.failure import end_all_ranks, record_failure
 from train.feed import open_batches
 from train.model import save_state_dict
 from train.prepare import make_trainer, prepare, recipe_of
-from train.progress import EpochSums, Progress
 from train.ranks.batch_system import exits_for_checkpoints, find_deadline, requeue
 from train.ranks.comm import Comm
 from train.ranks.interrupt import CANCELLED, Cast, CtrlC, Interrupt, Vote
@@ -39,7 +38,6 @@ from train.records.recorder import Recorder, is_recorded_as_done, record_start
 from train.records.stage_meter import measure_stage
 from train.run_folder import default_output
 from train.stranded import stop_for_all
-from train.validation import evaluate_only, validate
 
 log = logging.getLogger("trainyard")
 
@@ -111,7 +109,7 @@ class Run:
             folder = self.cfg.output if self.launch.is_main else None
             evaluate_only(self.setup, self.trainer, self.comm, folder)
             return DONE
-        self.progress = Progress.from_state(state)
+        self.standing = Standing.from_state(state)
         if self.is_done():
             log.info("%s: this run is done already, nothing to do", self.output)
             return DONE
@@ -123,7 +121,7 @@ class Run:
             log.info("continuing from step %d of %d", self.trainer.step, self.setup.total_steps)
         self.describe_start()
         self.clock.end_startup()
-        self.meter = EpochMeter(self.trainer, self.clock, self.comm, self.progress)
+        self.meter = EpochMeter(self.trainer, self.clock, self.comm, self.standing)
         if self.writer:  # a kill before the first checkpoint leaves a whole record too
             self.writer.recorder.update([self.phases()], self.describe_progress())
         try:
@@ -138,7 +136,7 @@ class Run:
 
     def is_done(self) -> bool:
         """Whether earlier attempts did it all, down to the record and the model."""
-        if self.trainer.step < self.setup.total_steps or not self.progress.is_evaluated:
+        if self.trainer.step < self.setup.total_steps or not self.standing.is_evaluated:
             return False
         is_whole = self.launch.is_main and is_recorded_as_done(self.output)
         is_whole &= not self.cfg.save_model or self.model_path.exists()
@@ -190,11 +188,11 @@ class Run:
 
     def train(self) -> Vote:
         """Trains epoch by epoch; returns the vote that stopped it, or GO_ON at the end."""
-        progress, total, vote = self.progress, self.setup.total_steps, Vote.GO_ON
-        is_due = not progress.is_evaluated
+        standing, total, vote = self.standing, self.setup.total_steps, Vote.GO_ON
+        is_due = not standing.is_evaluated
         batches = open_batches(self.setup, self.trainer.step, is_due, self.vote_alone)
-        while not vote.stops and (self.trainer.step < total or not progress.is_evaluated):
-            vote = self.train_epoch(batches) if progress.is_evaluated else Vote.GO_ON
+        while not vote.stops and (self.trainer.step < total or not standing.is_evaluated):
+            vote = self.train_epoch(batches) if standing.is_evaluated else Vote.GO_ON
             if not vote.stops:
                 vote = self.evaluate_epoch(batches)
         self.interrupt.settle()
@@ -211,7 +209,7 @@ class Run:
                 vote = self.train_step(batches, end)
             if self.trainer.step == end:
                 self.meter.end()
-                self.progress.is_evaluated = False
+                self.standing.is_evaluated = False
             stage.extra |= {"epoch": self.meter.epoch, "step": self.trainer.step}
         return vote
 
@@ -269,8 +267,8 @@ class Run:
         sums, epoch = self.meter.total(), self.meter.epoch
         check_skipped(sums.skipped, self.cfg.skip_bad_images)
         check_finite(sums)
-        is_best = self.progress.take(epoch, results)
-        self.progress.is_evaluated = True
+        is_best = self.standing.take(epoch, results)
+        self.standing.is_evaluated = True
         for suffix, accuracy in zip(("", "_ema"), results, strict=False):
             log.info(
                 "epoch %d: val%s acc1 %.3f acc5 %.3f",
@@ -301,13 +299,13 @@ class Run:
         self.writer.recorder.update(phases, self.describe_progress())
 
     def state(self, sums: EpochSums) -> dict[str, Any]:
-        return self.trainer.state() | self.progress.to_state(sums) | self.setup.to_state()
+        return self.trainer.state() | self.standing.to_state(sums) | self.setup.to_state()
 
     def describe_progress(self) -> dict[str, Any]:
         steady = self.meter.steady_images_per_s
         return {
             "images_trained": self.trainer.step * self.plan.batch_size,
-            "result": self.progress.result | self.progress.best,
+            "result": self.standing.result | self.standing.best,
         } | ({"steady_images_per_s": steady} if steady else {})
 
     def phases(self) -> dict[str, float]:

@@ -17,9 +17,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from tests.train import thread_ranks
 from train.data.batches import Batch, BatchOrder
 from train.data.sampler import BatchPlan, epoch_order, share_validation, split_validation
-from train.epoch import EpochMeter
+from train.epoch import EpochMeter, Standing
 from train.evaluate import evaluate, frozen
-from train.progress import Progress
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Interrupt, Vote
 from train.ranks.launch import detect_launch
@@ -133,7 +132,7 @@ def train_and_validate(world: int, comm: Comm) -> dict[str, Any]:
     plan = BatchPlan(4 * 2 * world, 2 * world, 2, comm.rank, comm.world_size)
     trainer, clock = make_trainer(plan, comm), PhaseClock(time.monotonic())
     watcher = Interrupt(comm, None)
-    meter = EpochMeter(trainer, clock, comm, Progress())
+    meter = EpochMeter(trainer, clock, comm, Standing())
     batches, votes = make_batches(plan), []
     for step in range(STEPS):
         if step == 1 and comm.rank == comm.world_size - 1:

@@ -25,8 +25,8 @@ from train.checkpoints.checkpoint import (
     load_latest,
 )
 from train.checkpoints.snapshot import copy_to_host
+from train.epoch import Standing
 from train.evaluate import Accuracy
-from train.progress import Progress
 
 Best = dict[str, Any]
 
@@ -310,21 +310,21 @@ def test_changes_are_shown_as_old_and_new() -> None:
 
 
 def test_of_equal_accuracies_the_one_with_the_lower_loss_is_the_best() -> None:
-    progress = Progress()
+    standing = Standing()
     losses = [2.0, 2.5, 1.5, math.nan, 1.5]
     results = [Accuracy(5, 9, 10, 0, loss) for loss in losses]
-    assert [progress.take(i, [r]) for i, r in enumerate(results)] == [
+    assert [standing.take(i, [r]) for i, r in enumerate(results)] == [
         True,
         False,
         True,
         *[False] * 2,
     ]
-    assert (progress.best["best_epoch"], progress.best["best_loss"]) == (2, 1.5)
-    assert progress.take(5, [Accuracy(6, 9, 10, 0, math.nan)])  # the accuracy comes first
-    assert progress.take(6, [Accuracy(6, 9, 10, 0, 9.0)])
-    assert not progress.take(7, [Accuracy(5, 9, 10, 0, 0.1)])
+    assert (standing.best["best_epoch"], standing.best["best_loss"]) == (2, 1.5)
+    assert standing.take(5, [Accuracy(6, 9, 10, 0, math.nan)])  # the accuracy comes first
+    assert standing.take(6, [Accuracy(6, 9, 10, 0, 9.0)])
+    assert not standing.take(7, [Accuracy(5, 9, 10, 0, 0.1)])
 
 
 def test_a_tie_with_a_best_of_an_older_checkpoint_changes_nothing() -> None:
-    progress = Progress(best={"best_acc1": 50.0, "best_acc5": 90.0, "best_epoch": 1})
-    assert not progress.take(2, [Accuracy(5, 9, 10, 0, 0.1)])
+    standing = Standing(best={"best_acc1": 50.0, "best_acc5": 90.0, "best_epoch": 1})
+    assert not standing.take(2, [Accuracy(5, 9, 10, 0, 0.1)])
