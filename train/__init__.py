@@ -4,6 +4,7 @@ __main__      the command: from flags to an exit code
 config        what a run is asked to do
 paths         the paths that flags name
 run           the story: prepare, train, evaluate, stop or finish
+attempt       a rank before it is prepared: joins, or ends with the others
 prepare       from flags to a trainer that can start
 open_data     the data, fetched and opened once a node
 run_folder    the folder of a run: given, found again or new; locked
@@ -18,7 +19,7 @@ microbatch    as many images at once as every GPU takes
 feed          the batches from where a run stands
 evaluate      accuracy that counts every image once; -e
 epoch         where a run stands, and the epoch under way
-stranded      a rank whose batch never comes saves and stops
+saving        checkpoints, a stop, the end: all ranks together
 failure       how a run ends badly, said once
 
 ranks/        the ranks of a job: who they are, how they meet, talk and stop together

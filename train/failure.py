@@ -1,13 +1,18 @@
-"""How a run fails: which rank's error it is, printed once over all ranks, and the exit code."""
+"""How a run fails: whose error it is (a rank's, a GPU's, NCCL's), told once, and the exit code."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from dataset.errors import (
     CHECKPOINTED,
@@ -21,7 +26,6 @@ from dataset.errors import (
 )
 from train.microbatch import is_out_of_memory, refuse_for_memory
 from train.ranks.comm import Comm
-from train.ranks.nccl import last_error
 from train.records.recorder import Recorder
 
 ADVICE = "; the last good checkpoint is kept: lower --lr, lengthen the warm-up, or use fp32"
@@ -45,6 +49,8 @@ _MAX_ERROR_CHARS = 500
 # Errors of a network disk that is away for a while; train/data/sources.py handles those of images.
 _DISK_AWAY = (errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
 
+
+_ABORT_HOOK_ID = 0x7261696E  # ours among the hooks of NCCL's backend
 
 OpenRecord = Callable[[], Recorder | None]
 
@@ -77,7 +83,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         return f"{message}; run the same command again, on another node if it repeats", TRY_AGAIN
     if isinstance(error, RuntimeError) and "NCCL" in str(error):
         code = USER_MISTAKE if "invalid usage" in str(error) else TRY_AGAIN
-        said = last_error()
+        said = last_nccl_error()
         detail = f" ({said})" if said and said not in str(error) else ""
         return f"NCCL failed: {shorten(error)}{detail}; NCCL_DEBUG=INFO shows more", code
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
@@ -117,7 +123,7 @@ def record_failure(open_record: OpenRecord, message: str, code: int) -> None:
         recorder = open_record()
         if recorder is None:
             return
-        if code == CHECKPOINTED:  # another rank saved, see train/stranded.py
+        if code == CHECKPOINTED:  # another rank saved, see train/saving.py
             recorder.finish("checkpointed", code, message)
         else:
             recorder.finish("failed", code, f"error: {message}")
@@ -128,3 +134,36 @@ def record_failure(open_record: OpenRecord, message: str, code: int) -> None:
 def _is_about_others(error: BaseException) -> bool:
     """Whether a collective failed because another rank is gone, not because of this one."""
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
+
+
+def last_nccl_error() -> str:
+    """NCCL's last error message in this process; empty if NCCL is not loaded as a library."""
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        library.ncclGetLastError.restype = ctypes.c_char_p
+        said: bytes | None = library.ncclGetLastError(None)
+    except (OSError, AttributeError):
+        return ""
+    return (said or b"").decode(errors="replace").strip()
+
+
+def call_before_abort(device: torch.device, action: Callable[[RuntimeError], object]) -> None:
+    """Calls action when NCCL's watching thread is about to abort the process (torch >= 2.15).
+
+    Without this a run would end with signal 6, and its record would still say "running".
+    """
+    group: Any = dist.group.WORLD
+    if group is None:  # one rank
+        return
+    backend = group._get_backend(device)
+    if getattr(backend, "supports_abort_hooks", False):
+        backend.register_abort_hook(_ABORT_HOOK_ID, lambda: action(_find_reason(device)))
+
+
+def _find_reason(device: torch.device) -> RuntimeError:
+    """Why the process is about to be aborted: a GPU that fails, or else NCCL."""
+    try:
+        torch.cuda.current_stream(device).query()
+    except RuntimeError as error:
+        return error
+    return RuntimeError(f"NCCL ends this process: {last_nccl_error() or 'its log above says why'}")

@@ -31,7 +31,7 @@ from train.ranks.comm import Comm
 from train.ranks.cpus import count_sharing, own_binding
 from train.ranks.launch import Launch
 from train.recipe import FLAGS, Recipe, resolve_recipe
-from train.records.classes import refuse_other_classes
+from train.records.classes import name_model, refuse_other_classes
 from train.run_folder import choose_output
 from train.step import Placement, Trainer
 
@@ -69,6 +69,11 @@ class Setup:
     @property
     def classes(self) -> list[str] | None:
         return self.dataset.train.classes if self.dataset else None
+
+    @property
+    def model_path(self) -> Path:
+        """Where --save-model writes the model."""
+        return self.output / name_model(self.cfg.arch, self.classes)
 
     @property
     def num_classes(self) -> int:

@@ -9,7 +9,6 @@ gpus              GPUs that were given and GPUs that compute
 compat            calls that differ between versions of torch
 rendezvous        how the ranks find each other
 interfaces        which network device they talk over
-nccl              NCCL's last words
 watch             who is missing when the ranks stand still
 comm              the collectives, and who failed
 interrupt         signals: the ranks agree on the step; a second Ctrl-C

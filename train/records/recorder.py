@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from dataset.durable import write_json
-from dataset.errors import DataError, UserError
+from dataset.errors import DataError
 from train.ranks.launch import Launch
 from train.records.phases import add_phases, summarise_phases
 from train.records.record import (
@@ -20,7 +20,6 @@ from train.records.record import (
     append_line,
     read_run,
 )
-from train.run_folder import lock_folder
 
 log = logging.getLogger("trainyard")
 
@@ -121,20 +120,6 @@ class Recorder:
         while self._epochs:
             append_line(self.epochs_path, self._epochs[0])
             self._epochs.pop(0)
-
-
-def record_start(folder: Path, launch: Launch, started_s: float) -> Recorder | None:
-    """The record of an attempt that ends before its setup; None if it must not be changed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock_folder(folder)
-    except UserError:  # another run writes it
-        return None
-    if is_recorded_as_done(folder):
-        return None
-    recorder = Recorder(folder, launch)
-    recorder.begin(started_s, None, {})
-    return recorder
 
 
 def is_recorded_as_done(folder: Path) -> bool:

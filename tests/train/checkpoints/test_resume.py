@@ -246,7 +246,7 @@ def test_a_kill_between_the_last_checkpoint_and_the_record_is_made_good(
 ) -> None:
     out = tmp_path / "out"
     argv = [str(images), "--epochs", "1", "--output", str(out), "--save-model"]
-    hook = partial(hooks.before, "train.run", "save_state_dict", hooks.kill_myself)
+    hook = partial(hooks.before, "train.saving", "save_state_dict", hooks.kill_myself)
     job = ranks.run(argv, tmp_path / "log0", hook=hook)
     assert job.codes == [-signal.SIGKILL]
     assert read_run(out)["status"] == "running"

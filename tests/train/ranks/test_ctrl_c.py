@@ -64,7 +64,7 @@ def test_a_new_run_names_its_folder_and_the_unfinished_run_of_the_same_command(
     there = partial(os.chdir, tmp_path)
     job = ranks.run([*argv, "--resume", "last"], tmp_path / "log0", hook=there)
     assert "no unfinished run of this command" in job.expect(USER_MISTAKE).log
-    kill = partial(hooks.before, "train.run", "save_state_dict", hooks.kill_myself)
+    kill = partial(hooks.before, "train.saving", "save_state_dict", hooks.kill_myself)
     hook = partial(hooks.all_of, there, kill)
     ranks.run([*argv, "--save-model"], tmp_path / "log1", hook=hook).expect(-signal.SIGKILL)
     first = only_output(tmp_path)
