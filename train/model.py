@@ -62,6 +62,7 @@ def check_input(
     """Raises if the network cannot take images of this size; tries one or two black ones."""
     count = min(num_images, 2)
     buffers = {name: tensor.clone() for name, tensor in model.named_buffers()}
+    was_training = model.training
     model.train(is_training)
     try:
         with torch.no_grad():
@@ -71,6 +72,8 @@ def check_input(
         reason = " ".join(str(error).split())[:200]
         fix = "choose another size" + (" or a larger --microbatch" if count == 1 else "")
         raise UserError(f"{arch} cannot take --image-size {image_size} ({reason}); {fix}") from None
+    finally:
+        model.train(was_training)
 
 
 def read_state_dict(path: Path) -> dict[str, torch.Tensor]:

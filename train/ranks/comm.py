@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from dataset.errors import CRASH, PassingError, UserError
 from train.ranks.compat import has_keys, init_process_group
-from train.ranks.interfaces import choose_interfaces, find_own_address
+from train.ranks.interfaces import choose_interfaces, share_own_address
 from train.ranks.launch import Launch
 from train.ranks.rendezvous import connect, is_served
 from train.ranks.watch import (
@@ -66,7 +66,7 @@ class Comm:
             # Gloo would look up this machine's name, which need not resolve on a laptop.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._store = connect(launch, timedelta(seconds=timeout_s))
-        own_address = find_own_address(self._store) if launch.num_nodes > 1 else None
+        own_address = share_own_address(self._store) if launch.num_nodes > 1 else None
         self._wait_for_all(timeout_s, gpu)
         if on_failure is not None:
             self.watch(on_failure)

@@ -23,7 +23,7 @@ FIELDS: dict[int, tuple[int, int]] = {socket.AF_INET: (4, 4), socket.AF_INET6: (
 NCCL_FILES = ("~/.nccl.conf", "/etc/nccl.conf")
 
 
-def find_own_address(store: Any) -> str | None:
+def share_own_address(store: Any) -> str | None:
     """This rank's local address of its connection to the rendezvous; None on rank 0's node.
 
     A remote rank tells that node the address it uses. Every rank must call this before any rank

@@ -106,7 +106,20 @@ class Interrupt:
         return "time limit" if self._was_late else ""
 
     def vote(self, step_left_s: float, stop_cost_s: float) -> Vote:
-        """This rank's vote, given how long the step and a checkpoint will still take."""
+        """This rank's vote, given how long the step and a checkpoint will still take.
+
+        A wish for a checkpoint is voted for once.
+        """
+        vote = self._vote_to_stop(step_left_s, stop_cost_s)
+        if vote is Vote.GO_ON:
+            vote, self.wanted = self.wanted, Vote.GO_ON
+        return vote
+
+    def vote_alone(self, stop_cost_s: float) -> Vote:
+        """This rank's vote to stop while it waits for data, when the step may never end."""
+        return self._vote_to_stop(math.inf, stop_cost_s)
+
+    def _vote_to_stop(self, step_left_s: float, stop_cost_s: float) -> Vote:
         if self._signal in FINAL:
             used_s = time.monotonic() - self._signal_s
             return Vote.EXIT_NOW if used_s + step_left_s > GRACE_S else Vote.EXIT
@@ -117,15 +130,7 @@ class Interrupt:
             self._was_late = True
             too_long = self._is_late(step_left_s + stop_cost_s - self._margin_s)
             return Vote.REQUEUE_NOW if too_long else Vote.REQUEUE
-        wanted, self.wanted = self.wanted, Vote.GO_ON
-        return wanted
-
-    def vote_alone(self, stop_cost_s: float) -> Vote:
-        """This rank's vote while it waits for data, when the step may never end."""
-        wanted = self.wanted
-        vote = self.vote(math.inf, stop_cost_s)
-        self.wanted = wanted  # a checkpoint is asked for in the next agreement
-        return vote
+        return Vote.GO_ON
 
     def agree(self, step_left_s: float, stop_cost_s: float, cast: Cast | None = None) -> Vote:
         """The result of the votes of the previous call: the same on every rank, no device sync.

@@ -80,11 +80,11 @@ def _find_store(launch: Launch, timeout: timedelta) -> Any:
     """The store of this job's rank 0, found by its token among the candidate ports."""
     host = resolve_host(launch.master_host) if launch.master_host else "127.0.0.1"
     deadline_s = time.monotonic() + timeout.total_seconds()
-    attempts: dict[int, _Attempt] = {}
+    attempts: dict[int, _PortTrial] = {}
     while time.monotonic() < deadline_s:
         for port in launch.ports:
             if port not in attempts or attempts[port].has_failed:
-                attempts[port] = _Attempt(host, port, launch)
+                attempts[port] = _PortTrial(host, port, launch)
                 attempts[port].join(min(CLIENT_TIMEOUT_S, max(0.0, deadline_s - time.monotonic())))
             store = attempts[port].store
             if store is not None:
@@ -97,7 +97,7 @@ def _find_store(launch: Launch, timeout: timedelta) -> Any:
     )
 
 
-class _Attempt(threading.Thread):
+class _PortTrial(threading.Thread):
     """Tries a port in a thread, because a service that accepts but stays silent would block us.
 
     A thread that hangs is not repeated for its port; a slow store is still found when it answers.

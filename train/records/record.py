@@ -18,7 +18,6 @@ STAGES_FILE = own_names.STAGES
 
 # The phases of a run, in the order of the tables. They sum to the wall clock of the attempts.
 PHASES = ("startup", "data_wait", "compute", "communication", "evaluation", "checkpoint", "other")
-STATUSES = ("running", "checkpointed", "done", "failed")
 
 Record = dict[str, Any]
 
