@@ -47,8 +47,8 @@ from benchmarks.ours import (
 )
 from benchmarks.reference import ReferenceLoop
 from dataset.errors import run_command
+from train.batch_norm import StepStatistics
 from train.device import keep_freed_memory
-from train.norm import StepStatistics
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Interrupt
 from train.ranks.launch import detect_launch

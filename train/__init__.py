@@ -13,7 +13,7 @@ model         the network, and weights in and out
 recipe_table  every published value, with its source
 recipe        what a batch size gets, and the schedules
 optim         LARS, the optimisers, the moving average
-norm          batch norm that does not depend on the ranks
+batch_norm    batch norm that does not depend on the ranks
 step          one optimiser step: the hot path
 microbatch    as many images at once as every GPU takes
 feed          the batches from where a run stands

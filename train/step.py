@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from dataset.errors import UserError
+from train.batch_norm import StepStatistics
 from train.data.batches import Batch
 from train.data.patience import Stranded
 from train.data.sampler import BatchPlan, derive_key
-from train.norm import StepStatistics
 from train.optim import Ema, make_optimizer, match_layout, set_lr
 from train.ranks.comm import Comm
 from train.ranks.compat import compile_model, make_scaler, wrap_ddp

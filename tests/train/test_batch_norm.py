@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import started_ranks as ranks
-from train.norm import StepStatistics
+from train.batch_norm import StepStatistics
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.launch import detect_launch
