@@ -6,19 +6,17 @@ import ctypes
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from dataset.errors import UserError
 from dataset.words import count
-from train.ranks.cpus import cpus_of_rank
+from train.ranks.cpus import BOOT_ID, cpus_of_rank
 from train.ranks.gpus import explain_no_gpu, given_gpus, require_kernels
 from train.ranks.launch import Launch
 
 TENSOR_CORES = 7  # the capability from which 16-bit formats and channels_last are fast
 MIN_CHANNELS_LAST_SIZE = 128  # pixels, on a CPU: faster at 224, no clear gain at 64
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
 
 

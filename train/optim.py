@@ -22,9 +22,9 @@ class Lars(torch.optim.Optimizer):
         ratio = eta * |w| / (|g| + decay * |w| + eps), or 1 where |w| or |g| is 0
         v     = momentum * v + g + decay * w
         w     = w - lr * ratio * v
-    A group with lars=False has ratio 1. The literature also has the rate, or the rate and the
-    ratio, inside v; this is the form that the published rates of train/recipe.py belong to
-    (docs/recipes.md).
+    A group with lars=False has ratio 1. Torch has no LARS, and the literature has several: with
+    the rate, or the rate and the ratio, inside v. This is the form that the published rates of
+    train/recipe.py belong to (docs/recipes.md).
     """
 
     def __init__(

@@ -81,11 +81,11 @@ def check_output(output: Path) -> None:
         raise UserError(f"--output {output}: {above} cannot be written to; name another folder")
 
 
-def lock_folder(folder: Path) -> int | None:
+def lock_folder(folder: Path) -> None:
     """Locks the folder until this process ends; two runs in one would overwrite each other.
 
-    The lock belongs to the process (lockf). With flock the loader's workers would hold it for some
-    seconds after a kill, and block the next start.
+    The lock belongs to the process (lockf), and its file stays open. With flock the loader's
+    workers would hold it for some seconds after a kill, and block the next start.
     """
     fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -95,8 +95,6 @@ def lock_folder(folder: Path) -> int | None:
         raise UserError(f"another run writes to {folder}; wait, or use another --output") from None
     except OSError:  # a filesystem without locks
         os.close(fd)
-        return None
-    return fd
 
 
 def flags_of(cfg: TrainConfig) -> dict[str, Any]:

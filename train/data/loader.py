@@ -17,7 +17,7 @@ from dataset.errors import CommandError
 from train.data.batches import Batch, BatchOrder, Draft, Images, Item
 from train.data.readers import Pace
 
-CHUNK = 4  # images per task: small enough that all threads work on the next batch
+IMAGES_PER_TASK = 4  # so few that all threads work on the next batch
 # Batches filled at a time: enough to bridge a moment without disk, if memory allows.
 MIN_BATCHES_AHEAD, BATCHES_AHEAD, MAX_BYTES_AHEAD = 3, 6, 512 << 20
 # A read on a shared disk waits for 5 to 10 ms, in which a core decodes several images.
@@ -57,7 +57,7 @@ def count_ahead(images: Images, num_threads: int) -> int:
     """How many batches are filled at a time: bounded by memory, but enough for all threads."""
     batch = images.plan.microbatch
     fitting = MAX_BYTES_AHEAD // (batch * images.image_size**2 * 3)
-    busy = 1 + 2 * num_threads * CHUNK // batch
+    busy = 1 + 2 * num_threads * IMAGES_PER_TASK // batch
     return max(MIN_BATCHES_AHEAD, min(BATCHES_AHEAD, fitting), busy)
 
 
@@ -100,8 +100,8 @@ def _start_batch(
     draft = images.draft(item)
     count = len(draft.indices)
     tasks = [
-        pool.submit(images.fill, draft, start, min(start + CHUNK, count))
-        for start in range(0, count, CHUNK)
+        pool.submit(images.fill, draft, start, min(start + IMAGES_PER_TASK, count))
+        for start in range(0, count, IMAGES_PER_TASK)
     ]
     return draft, tasks
 

@@ -71,7 +71,10 @@ _Ifaddrs._fields_ = [
 
 
 def list_addresses() -> dict[str, str]:
-    """The name of the network device that each address of this machine belongs to."""
+    """The name of the network device that each address of this machine belongs to.
+
+    By getifaddrs(3): the standard library lists devices, but not their addresses.
+    """
     try:
         libc = ctypes.CDLL(None)
         first = ctypes.POINTER(_Ifaddrs)()

@@ -95,7 +95,10 @@ def check_hint(env: Mapping[str, str], name: str, value: int, other: str) -> Non
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """The hosts of SLURM's short form: rack[1-2]n[03-04],gpu7 gives five names."""
+    """The hosts of SLURM's short form: rack[1-2]n[03-04],gpu7 gives five names.
+
+    `scontrol show hostnames` does the same, but a container need not have it.
+    """
     items = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", hostlist)
     if ",".join(items) != hostlist:
         raise UserError(f"cannot read the host list {hostlist!r}; is it SLURM's own?")

@@ -43,7 +43,7 @@ class OutputWriter:
     def __init__(self, setup: Setup, clock: PhaseClock, first_step: int) -> None:
         cfg, output = setup.cfg, setup.output
         output.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_folder(output)
+        lock_folder(output)
         self._interval_s = cfg.checkpoint_minutes * 60
         self._interval_began_s = time.monotonic()
         self._output = output

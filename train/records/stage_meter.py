@@ -1,4 +1,8 @@
-"""What a stage (fetch, index, extract, train, evaluate) used: CPU, memory, I/O, GPU (no torch)."""
+"""What a stage (fetch, index, extract, train, evaluate) used: CPU, memory, I/O, GPU (no torch).
+
+From /proc itself: a fetch and a grid slot need no package beyond the standard library, and psutil
+lists all processes of a node to find the children of one.
+"""
 
 from __future__ import annotations
 
