@@ -60,6 +60,12 @@ WITHOUT_TORCH = [
     "train.ranks.launch_variables",
     "train.ranks.batch_system",
     "train.ranks.cpu_isa",
+    "train.ranks.cpus",
+    "train.records.phases",
+    "train.run_folder",
+    "train.data.splits",
+    "train.data.readers",
+    "train.paths",
 ]
 
 
