@@ -25,7 +25,7 @@ from dataset.federation.lookup import Options
 from dataset.federation.network import check_network
 from dataset.federation.pelican import parse_target
 from dataset.federation.tokens import Access, TokenStore
-from dataset.fetch.folder import Ledger
+from dataset.fetch.ledger import Ledger
 from dataset.fetch.object import Job, fetch_object
 from dataset.redaction import redact
 from dataset.untrusted import parse_number

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dataset.errors import UserError
-from dataset.fetch.remote import fetch_dataset
+from dataset.fetch.urls import fetch_dataset
 from train.checkpoints import checkpoint
 from train.checkpoints.resume import find_checkpoint, refuse_changes
 from train.config import TrainConfig

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataset.archive.copying import CopyImages, TarCopier, ZipCopier
-from dataset.archive.extract_stream import extract_stream
+from dataset.archive.copy_images import CopyImages, TarCopier, ZipCopier
+from dataset.archive.extract_gzip import extract_stream
 from dataset.archive.labels import find_labels, label_val
 from dataset.archive.listing import Listing, Problems, Split
 from dataset.archive.output_folder import OutputFolder
 from dataset.archive.tar_images import detect_kind, list_tar
-from dataset.archive.writing import Plan, Progress, Written, write_images
+from dataset.archive.write_classes import Plan, Progress, Written, write_images
 from dataset.archive.zip_directory import find_member, list_zip, read_directory, read_member
 from dataset.durable import find_room
 from dataset.errors import DataError, UserError
+from dataset.known_archives import Digest, WrongDigest, check_digest, expected_digest, recognise
 from dataset.names import SOLUTION
-from dataset.published import Digest, WrongDigest, check_digest, expected_digest, recognise
 from dataset.words import count
 
 _GZIP_NAMES = (".gz", ".tgz")

@@ -23,11 +23,11 @@ from dataset.archive.index_file import (
 )
 from dataset.archive.labels import find_labels, label_val
 from dataset.archive.listing import Split
-from dataset.archive.tar_entry import BLOCK
+from dataset.archive.tar_header import BLOCK
 from dataset.archive.tar_images import detect_kind, list_tar
 from dataset.errors import DataError, UserError
+from dataset.known_archives import PublishedHash
 from dataset.names import INDEX_SUFFIX
-from dataset.published import PublishedHash
 from dataset.words import count
 
 _BUILTIN = "built-in"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from dataset.archive.tar_entry import BLOCK, Pread, read_entry
+from dataset.archive.tar_header import BLOCK, Pread, read_entry
 from dataset.archive.tar_walk import Entries, LostTheChain, find_headers, walk_tar
 from dataset.errors import DataError
 

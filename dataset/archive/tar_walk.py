@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dataset.archive.tar_entry import BLOCK, ENDLESS, Pread, read_entry, round_up
+from dataset.archive.tar_header import BLOCK, ENDLESS, Pread, read_entry, round_up
 
 _BATCH_MIN, _BATCH_MAX = 256, 1024  # headers verified together: 512 KiB stay in the cache
 _REGULAR = frozenset(b"07\0")

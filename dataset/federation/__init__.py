@@ -8,7 +8,7 @@ framing     headers of an answer: where its body ends
 connection  HTTP with connections that are kept, and cut when they stall
 document    small documents over HTTP; one that drips is cut
 network     whether this machine reaches a host at all
-sources     the servers of an object: which to ask next
+servers     the servers of an object: which to ask next
 telling     a problem that comes back is told once
 lookup      asks the director again and again
 webdav      what a WebDAV server says of a folder, parsed

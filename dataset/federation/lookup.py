@@ -20,7 +20,7 @@ from dataset.federation.pelican import (
     read_director_answer,
 )
 from dataset.federation.reach import Reach
-from dataset.federation.sources import Sources
+from dataset.federation.servers import Sources
 from dataset.federation.telling import Teller
 from dataset.federation.tokens import Access, hold_url_secrets
 from dataset.redaction import redact

@@ -9,10 +9,10 @@ from dataset import checksum
 from dataset.errors import DataError, UserError
 from dataset.federation.lookup import Lookup
 from dataset.fetch.compare import MAX_COMPARED_BYTES, repair
-from dataset.fetch.probe import Digest
+from dataset.fetch.size import Digest
 from dataset.fetch.summary import Summary
+from dataset.transfer.chunk_sums import hash_file
 from dataset.transfer.store import ChunkStore
-from dataset.transfer.verify import hash_file
 
 
 def accept_existing(path: Path, given: Mapping[str, str], given_by: str, summary: Summary) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
 from dataset.federation.document import Watch, fill, watching
 from dataset.federation.lookup import Lookup
-from dataset.federation.sources import MAX_WRONG_BLOCKS, Fault, Refusal, Source
+from dataset.federation.servers import MAX_WRONG_BLOCKS, Fault, Refusal, Source
+from dataset.transfer.chunk_sums import compute_all
 from dataset.transfer.journal import CHUNK, chunk_length
 from dataset.transfer.receive import check_answer, open_range
 from dataset.transfer.store import ChunkStore
-from dataset.transfer.verify import compute_all
 
 log = logging.getLogger("trainyard.fetch")
 

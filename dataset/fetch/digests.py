@@ -6,11 +6,11 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from dataset import checksum
-from dataset.fetch.probe import Digest, ask_digest
+from dataset.fetch.size import Digest, ask_digest
+from dataset.transfer.chunk_sums import PrefixHash
 from dataset.transfer.engine import ObjectChanged, Transfer
 from dataset.transfer.journal import CHUNK, Progress
 from dataset.transfer.store import ChunkStore
-from dataset.transfer.verify import PrefixHash
 
 POLL_S = 0.01
 LATE_SHARE = 0.5  # to compute a digest a server reads the whole object: not while we start

@@ -24,18 +24,18 @@ from dataset.fetch.acceptance import (
 )
 from dataset.fetch.compare import TooDifferent, trust_reference
 from dataset.fetch.digests import DigestAsker, HashFollower, pick_kinds
-from dataset.fetch.folder import Ledger, NoSpace, check_space
-from dataset.fetch.probe import Digest, find_size
+from dataset.fetch.ledger import Ledger, NoSpace, check_space
+from dataset.fetch.size import Digest, find_size
 from dataset.fetch.summary import Summary
+from dataset.known_archives import find_published
 from dataset.own_names import check_no_part, journal_path, part_path
-from dataset.published import find_published
 from dataset.redaction import redact
+from dataset.transfer.chunk_sums import BlockChecks, NoChecks, NoIndex, read_block_checks
 from dataset.transfer.engine import ObjectChanged, OtherSizes, Transfer
 from dataset.transfer.journal import Journal, Progress, read_journal
 from dataset.transfer.own_files import check_absent
-from dataset.transfer.partial import adopt_older, discard, holding_part, resume
+from dataset.transfer.resume import adopt_older, discard, holding_part, resume
 from dataset.transfer.store import ChunkStore, DiskError
-from dataset.transfer.verify import BlockChecks, NoChecks, NoIndex, read_block_checks
 
 log = logging.getLogger("trainyard.fetch")
 

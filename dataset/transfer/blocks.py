@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dataset.federation.connection import Connection
-from dataset.federation.sources import Source
+from dataset.federation.servers import Source
 from dataset.transfer.journal import CHUNK, chunk_length, num_chunks
 
 BLOCK_CHUNKS = 4  # requests are whole multiples of 4 MiB

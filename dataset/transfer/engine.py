@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataset.federation.connection import NETWORK_ERRORS
 from dataset.federation.lookup import Lookup
 from dataset.federation.pelican import Verdict
-from dataset.federation.sources import Fault, Problem, Refusal, Source, Sources
+from dataset.federation.servers import Fault, Problem, Refusal, Source, Sources
 from dataset.transfer.blocks import Lease
-from dataset.transfer.dealing import Dealer
+from dataset.transfer.chunk_sums import compute_all
+from dataset.transfer.dispatch import Dealer
 from dataset.transfer.journal import CHUNK
 from dataset.transfer.receive import OtherSize, OtherVersion, Receiver, read_problem
 from dataset.transfer.store import ChunkStore, DiskError
-from dataset.transfer.verify import compute_all
 
 log = logging.getLogger("trainyard.fetch")
 

@@ -21,7 +21,7 @@ from dataset.federation.connection import (
 )
 from dataset.federation.framing import ProtocolError, read_retry_after
 from dataset.federation.lookup import Lookup
-from dataset.federation.sources import Problem, Source
+from dataset.federation.servers import Problem, Source
 from dataset.redaction import redact
 from dataset.spelling import decode
 from dataset.transfer.blocks import Lease, Waste

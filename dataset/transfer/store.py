@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 
 from dataset.durable import write_at
 from dataset.errors import DataError
-from dataset.federation.sources import Source, Sources
+from dataset.federation.servers import Source, Sources
 from dataset.transfer.blocks import ARRIVED, CLAIMED, MISSING, WRITING, BlockMap, Waste
+from dataset.transfer.chunk_sums import BlockChecks, ChunkSums, compute_all
 from dataset.transfer.journal import CHUNK, Journal, Progress, chunk_length
-from dataset.transfer.partial import read_chunk
-from dataset.transfer.verify import BlockChecks, ChunkSums, compute_all
+from dataset.transfer.resume import read_chunk
 
 log = logging.getLogger("trainyard.fetch")
 

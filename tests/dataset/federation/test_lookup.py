@@ -17,8 +17,8 @@ from dataset.errors import PassingError, UserError
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Verdict, parse_target
 from dataset.federation.tokens import Access, TokenStore
-from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
+from dataset.fetch.urls import fetch_urls
 from tests.dataset.director_server import Decision, directing, name_source
 from tests.dataset.small_server import serving
 

@@ -22,13 +22,13 @@ from dataset.errors import DataError
 from dataset.federation.connection import Pool
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
-from dataset.federation.sources import Source
-from dataset.fetch import compare, digests, probe
+from dataset.federation.servers import Source
+from dataset.fetch import compare, digests, size
 from dataset.fetch.digests import DigestAsker
-from dataset.fetch.probe import Digest
-from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
+from dataset.fetch.size import Digest
 from dataset.fetch.summary import Summary
+from dataset.fetch.urls import fetch_urls
 from dataset.transfer.engine import ObjectChanged
 from dataset.transfer.journal import CHUNK, Progress
 from tests.dataset.small_server import Handler, serving
@@ -186,7 +186,7 @@ def test_one_cache_with_another_size_does_not_throw_away_what_is_here(tmp_path: 
 def test_an_object_that_really_has_another_size_is_fetched_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "DOUBT_S", 1.0)  # no origin is there to be waited for
+    monkeypatch.setattr(size, "DOUBT_S", 1.0)  # no origin is there to be waited for
     content = CONTENT[: 10 * CHUNK]
     with federation([CONTENT]) as (director, *_), pytest.raises(DataError):
         fetch(director, tmp_path, md5="0" * 32)

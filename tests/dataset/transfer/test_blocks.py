@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.federation.sources import Problem, Source, Sources
+from dataset.federation.servers import Problem, Source, Sources
 from dataset.transfer.blocks import ARRIVED, MISSING, BlockMap, Lease
 from dataset.transfer.journal import CHUNK, Journal, Progress, num_chunks
 from dataset.transfer.store import ChunkStore

@@ -15,6 +15,7 @@ from dataset import checksum
 from dataset.checksum import compute
 from dataset.fetch.digests import pick_kinds
 from dataset.own_names import journal_path, part_path
+from dataset.transfer.chunk_sums import compute_all
 from dataset.transfer.journal import (
     CHUNK,
     Journal,
@@ -23,10 +24,9 @@ from dataset.transfer.journal import (
     read_boot_id,
     read_journal,
 )
-from dataset.transfer.verify import compute_all
 from tests.dataset.small_server import Handler, running, serving
+from tests.dataset.transfer.test_engine import CONTENT, fetch
 from tests.dataset.transfer.test_store import make_index
-from tests.dataset.transfer.test_transfer import CONTENT, fetch
 
 CRC32 = {"crc32": f"{zlib.crc32(CONTENT):08x}"}
 HELD = (0, 1, 2, 5)  # the chunks that an earlier start has fetched

@@ -17,7 +17,7 @@ from dataset.transfer.journal import (
     num_chunks,
     read_journal,
 )
-from dataset.transfer.partial import discard, holding_part, resume
+from dataset.transfer.resume import discard, holding_part, resume
 
 SIZE = 3 * CHUNK + 5
 
@@ -105,9 +105,9 @@ def test_after_a_kill_the_chunks_are_left_to_the_transfer_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x"
-    monkeypatch.setattr("dataset.transfer.partial.read_boot_id", lambda: "boot")
+    monkeypatch.setattr("dataset.transfer.resume.read_boot_id", lambda: "boot")
     start(path, b"a" * SIZE, "boot")
-    monkeypatch.setattr("dataset.transfer.partial._check_again", None)
+    monkeypatch.setattr("dataset.transfer.resume._check_again", None)
     progress = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
     assert sorted(progress.chunks) == [0, 1]
     assert not progress.were_read
@@ -138,7 +138,7 @@ def test_without_a_package_a_checksum_is_taken_on_trust_only_within_one_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x"
-    monkeypatch.setattr("dataset.transfer.partial.read_boot_id", lambda: "boot")
+    monkeypatch.setattr("dataset.transfer.resume.read_boot_id", lambda: "boot")
     for boot_id, num_kept in (("boot", 2), ("another boot", 0)):
         start(path, b"a" * SIZE, boot_id)
         journal = journal_path(path)
@@ -158,7 +158,7 @@ def test_after_an_error_of_the_disk_journalled_bytes_are_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x"
-    monkeypatch.setattr("dataset.transfer.partial.read_boot_id", lambda: "boot")
+    monkeypatch.setattr("dataset.transfer.resume.read_boot_id", lambda: "boot")
     start(path, b"a" * SIZE, "boot")
     journal = Journal(journal_path(path), os.open(journal_path(path), os.O_WRONLY | os.O_APPEND))
     journal.doubt()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dataset.federation.framing import ProtocolError, read_retry_after
-from dataset.federation.sources import Source
+from dataset.federation.servers import Source
 from dataset.transfer.receive import OtherSize, OtherVersion, StatusError, check_answer
 
 

@@ -16,15 +16,15 @@ import pytest
 from dataset.checksum import compute
 from dataset.errors import DataError, run_command
 from dataset.federation.lookup import Options
-from dataset.federation.sources import Sources
-from dataset.fetch.remote import fetch_urls
+from dataset.federation.servers import Sources
 from dataset.fetch.request import Request
 from dataset.fetch.summary import Summary
+from dataset.fetch.urls import fetch_urls
 from dataset.own_names import PART, journal_path, part_path
 from dataset.transfer.blocks import DONE, MISSING
+from dataset.transfer.chunk_sums import BlockChecks
 from dataset.transfer.journal import CHUNK, Journal, Progress, read_journal
 from dataset.transfer.store import MIN_BLOCK_TRIES, ChunkStore, DiskError
-from dataset.transfer.verify import BlockChecks
 from tests.dataset.fetch.test_compare import federation
 from tests.dataset.small_server import Handler, serving
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from dataset.archive.copying import write_file
+from dataset.archive.copy_images import write_file
 from dataset.archive.labels import (
     BUILTIN,
     builtin_labels,
@@ -29,8 +29,8 @@ from dataset.archive.listing import (
 )
 from dataset.archive.member_names import check_names, show
 from dataset.archive.output_folder import OutputFolder
-from dataset.archive.tar_entry import ENDLESS, Entry, Pread, iter_tar
-from dataset.archive.writing import Progress, Written
+from dataset.archive.tar_header import ENDLESS, Entry, Pread, iter_tar
+from dataset.archive.write_classes import Progress, Written
 from dataset.errors import DataError
 from dataset.names import is_class_tar, is_image, is_wnid
 

@@ -16,11 +16,11 @@ from dataset.federation.connection import NETWORK_ERRORS, Connection
 from dataset.federation.document import RIVAL_S, Watch, fill, watching
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
-from dataset.federation.sources import Source
+from dataset.federation.servers import Source
 from dataset.federation.webdav import Entry
 from dataset.fetch.acceptance import refuse_unverified
-from dataset.fetch.folder import Ledger
-from dataset.fetch.probe import ask_size
+from dataset.fetch.ledger import Ledger
+from dataset.fetch.size import ask_size
 from dataset.fetch.small_digests import SmallDigests, address_beside, names_by_path
 from dataset.own_names import part_path
 from dataset.transfer.own_files import check_absent, hold_part

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dataset.own_names import doubted_path, journal_path, older_path, part_path
+from dataset.transfer.chunk_sums import compute_all
 from dataset.transfer.journal import CHUNK, Progress, chunk_length, read_boot_id, read_journal
 from dataset.transfer.own_files import hold_part
-from dataset.transfer.verify import compute_all
 
 Say = Callable[[str], None]
 MAX_OLDER_BYTES = 255

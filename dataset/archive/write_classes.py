@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dataset.archive.copying import CopyImages
+from dataset.archive.copy_images import CopyImages
 from dataset.archive.listing import Listing, Problems
 from dataset.archive.output_folder import OutputFolder, Sizes
 from dataset.errors import DataError
-from dataset.published import WrongDigest
+from dataset.known_archives import WrongDigest
 
 _UNIT = 128  # images a worker takes at once when the archive mixes its classes
 

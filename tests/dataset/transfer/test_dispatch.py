@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from dataset.federation.lookup import Options
-from dataset.federation.sources import Source, Sources
+from dataset.federation.servers import Source, Sources
 from dataset.transfer.blocks import BlockMap, Lease
-from dataset.transfer.dealing import AVOID_S, FIRST_HEDGE_S, Dealer
+from dataset.transfer.dispatch import AVOID_S, FIRST_HEDGE_S, Dealer
 from dataset.transfer.journal import CHUNK
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from dataset.federation.lookup import Options
-from dataset.federation.sources import Source, Sources
+from dataset.federation.servers import Source, Sources
 from dataset.transfer.blocks import BLOCK_CHUNKS, BlockMap, Lease
 from dataset.transfer.journal import CHUNK
 

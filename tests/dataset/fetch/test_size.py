@@ -14,7 +14,7 @@ from dataset.transfer.journal import CHUNK
 from tests.dataset.fetch.test_compare import federation
 from tests.dataset.small_server import Handler, serving
 from tests.dataset.transfer.test_claims import leave_partial
-from tests.dataset.transfer.test_transfer import CONTENT, FAST, fetch
+from tests.dataset.transfer.test_engine import CONTENT, FAST, fetch
 
 ABSURD = 10**17
 

@@ -18,26 +18,26 @@ from dataset.federation.network import check_network
 from dataset.federation.pelican import Target
 from dataset.federation.tokens import Access
 from dataset.federation.webdav import Entry
-from dataset.fetch.folder import (
+from dataset.fetch.display import Display
+from dataset.fetch.index_beside import fetch_index
+from dataset.fetch.ledger import (
     Ledger,
     NoSpace,
     check_space_of_all,
     lock_folder,
     make_folder,
 )
-from dataset.fetch.index_beside import fetch_index
 from dataset.fetch.object import Job, fetch_object
-from dataset.fetch.probe import find_size
-from dataset.fetch.progress import Display
 from dataset.fetch.request import Request
-from dataset.fetch.small import SMALL_BYTES, SmallFiles
+from dataset.fetch.size import find_size
 from dataset.fetch.small_digests import names_by_path
+from dataset.fetch.small_files import SMALL_BYTES, SmallFiles
 from dataset.fetch.summary import Summary
 from dataset.names import INDEX_SUFFIX, KAGGLE_ZIP, SOLUTION, TRAIN_TAR, VAL_TAR, VALPREP
 from dataset.own_names import check_distinct, check_names
 from dataset.redaction import printable
 from dataset.spelling import decode
-from dataset.transfer.partial import discard
+from dataset.transfer.resume import discard
 from dataset.words import count
 
 log = logging.getLogger("trainyard.fetch")

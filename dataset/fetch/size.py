@@ -18,7 +18,7 @@ from dataset.federation.document import RIVAL_S, Watch, ask_rivals, get_document
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
 from dataset.federation.pelican import DirectorAnswer, Verdict
-from dataset.federation.sources import Fault, Refusal, Source, name_server
+from dataset.federation.servers import Fault, Refusal, Source, name_server
 from dataset.spelling import decode
 from dataset.transfer.receive import (
     OtherSize,
