@@ -22,8 +22,8 @@ from typing import Any
 
 from dataset.errors import CommandError, FinalError, PassingError, UserError
 from dataset.federation.lookup import Options
-from dataset.federation.network import check_network
 from dataset.federation.pelican import parse_target
+from dataset.federation.reach import check_network
 from dataset.federation.tokens import Access, TokenStore
 from dataset.fetch.ledger import Ledger
 from dataset.fetch.object import Job, fetch_object

@@ -20,8 +20,8 @@ require_packages()
 
 from dataset.errors import CommandError, UserError, run_command
 from dataset.federation.lookup import Lookup, Options
-from dataset.federation.network import check_network
 from dataset.federation.pelican import Target
+from dataset.federation.reach import check_network
 from dataset.fetch.ledger import Ledger
 from dataset.fetch.object import Job, fetch_object
 from dataset.fetch.request import Request

@@ -21,8 +21,7 @@ from dataset.checksum import parse_given
 from dataset.errors import UserError, run_command
 from dataset.federation.lookup import Options
 from dataset.fetch.inspect import describe_sources
-from dataset.fetch.request import METHODS, Request
-from dataset.fetch.summary import Summary
+from dataset.fetch.request import METHODS, Request, Summary
 from dataset.fetch.urls import fetch_urls
 from dataset.redaction import redact_all
 from train.records.profile import StageMeter, measure_stage

@@ -5,8 +5,7 @@ listing        from paths to images in sample order
 class_folders  classes and images of an extracted folder
 labels         the classes of validation images
 tar_header     one entry of a tar, read with care
-tar_walk       all headers of a tar, in batches
-parallel_walk  the same from many places at once
+tar_walk       all headers of a tar, from one place or from many
 tar_images     the images of a tar, whatever its shape
 zip_directory  the central directory of a zip
 crc32c         crc32c of a block, by a wheel or by numpy

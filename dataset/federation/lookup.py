@@ -21,7 +21,6 @@ from dataset.federation.pelican import (
 )
 from dataset.federation.reach import Reach
 from dataset.federation.servers import Sources
-from dataset.federation.telling import Teller
 from dataset.federation.tokens import Access, hold_url_secrets
 from dataset.redaction import redact
 
@@ -30,6 +29,7 @@ log = logging.getLogger("trainyard.fetch")
 LOOKUP_S = 5.0  # the most between two look-ups while the director fails
 MAX_LOOKUP_S = 30.0  # and while it is the sources that fail
 LOOKUP_TIMEOUT_S = 15.0
+AGAIN_S = 300.0  # a problem that comes back is logged again after this time
 REREAD_S = 0.5  # the least time between two looks at the token's file
 
 
@@ -53,6 +53,30 @@ class Options:
         for name in ("stall_s", "give_up_s", "missing_s"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} is {getattr(self, name)}; give a number above 0")
+
+
+class Teller:
+    """Logs the problems of one look-up; those of an optional object only with --verbose."""
+
+    def __init__(self, is_optional: bool = False) -> None:
+        self._is_optional = is_optional
+        self._told: dict[str, tuple[str, float]] = {}  # who -> its last problem, when it was told
+        self._lock = threading.Lock()
+
+    def tell(self, who: str, problem: str) -> None:
+        """One line, unless it is the same as the last one about `who`."""
+        now = time.monotonic()
+        with self._lock:
+            last, told_at = self._told.get(who, ("", 0.0))
+            is_news = last != problem or now - told_at >= AGAIN_S
+            if is_news:
+                self._told[who] = (problem, now)
+        log.log(
+            logging.INFO if is_news and not self._is_optional else logging.DEBUG,
+            "%s: %s",
+            who,
+            problem,
+        )
 
 
 class Lookup:

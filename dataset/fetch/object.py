@@ -15,18 +15,19 @@ from dataset.errors import PassingError
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target
 from dataset.federation.tokens import Access
-from dataset.fetch.acceptance import (
+from dataset.fetch.digests import DigestAsker, HashFollower, pick_kinds
+from dataset.fetch.ledger import Ledger, NoSpace, check_space
+from dataset.fetch.request import Summary
+from dataset.fetch.size import Digest, find_size
+from dataset.fetch.verify import (
+    TooDifferent,
     accept_existing,
     refuse_unverified,
     repair_or_refuse,
+    trust_reference,
     verify_by_server,
     whole_checksum,
 )
-from dataset.fetch.compare import TooDifferent, trust_reference
-from dataset.fetch.digests import DigestAsker, HashFollower, pick_kinds
-from dataset.fetch.ledger import Ledger, NoSpace, check_space
-from dataset.fetch.size import Digest, find_size
-from dataset.fetch.summary import Summary
 from dataset.known_archives import find_published
 from dataset.own_names import check_no_part, journal_path, part_path
 from dataset.redaction import redact

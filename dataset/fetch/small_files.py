@@ -18,10 +18,10 @@ from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
 from dataset.federation.servers import Source
 from dataset.federation.webdav import Entry
-from dataset.fetch.acceptance import refuse_unverified
 from dataset.fetch.ledger import Ledger
 from dataset.fetch.size import ask_size
 from dataset.fetch.small_digests import SmallDigests, address_beside, names_by_path
+from dataset.fetch.verify import refuse_unverified
 from dataset.own_names import part_path
 from dataset.transfer.own_files import check_absent, hold_part
 from dataset.transfer.receive import check_answer, open_range, read_problem

@@ -14,8 +14,8 @@ from dataset.byte_meter import ByteMeter
 from dataset.errors import UserError
 from dataset.federation.collection import Lister, has_collection_form, looks_like_object, path_below
 from dataset.federation.lookup import Lookup, Options
-from dataset.federation.network import check_network
 from dataset.federation.pelican import Target
+from dataset.federation.reach import check_network
 from dataset.federation.tokens import Access
 from dataset.federation.webdav import Entry
 from dataset.fetch.display import Display
@@ -28,11 +28,10 @@ from dataset.fetch.ledger import (
     make_folder,
 )
 from dataset.fetch.object import Job, fetch_object
-from dataset.fetch.request import Request
+from dataset.fetch.request import Request, Summary
 from dataset.fetch.size import find_size
 from dataset.fetch.small_digests import names_by_path
 from dataset.fetch.small_files import SMALL_BYTES, SmallFiles
-from dataset.fetch.summary import Summary
 from dataset.names import INDEX_SUFFIX, KAGGLE_ZIP, SOLUTION, TRAIN_TAR, VAL_TAR, VALPREP
 from dataset.own_names import check_distinct, check_names
 from dataset.redaction import printable

@@ -22,8 +22,7 @@ from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
 from dataset.federation.pelican import DISCOVERY_PATH
 from dataset.fetch import size, small_digests, small_files
-from dataset.fetch.request import Request
-from dataset.fetch.summary import Summary
+from dataset.fetch.request import Request, Summary
 from dataset.fetch.urls import fetch_urls
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.director_server import Decision, DirectorHandler

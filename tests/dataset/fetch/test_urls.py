@@ -18,9 +18,8 @@ from dataset.errors import PassingError, UserError
 from dataset.federation.lookup import Options
 from dataset.fetch import urls
 from dataset.fetch.inspect import describe_sources
-from dataset.fetch.request import Request
+from dataset.fetch.request import Request, Summary
 from dataset.fetch.small_files import SMALL_BYTES
-from dataset.fetch.summary import Summary
 from dataset.fetch.urls import fetch_dataset, fetch_urls
 from dataset.own_names import journal_path
 from dataset.transfer.resume import discard

@@ -16,8 +16,7 @@ import pytest
 from dataset import checksum
 from dataset.errors import DataError, PassingError, UserError, run_command
 from dataset.federation.lookup import Options
-from dataset.fetch.request import Request, check_native_size
-from dataset.fetch.summary import Summary
+from dataset.fetch.request import Request, Summary, check_native_size
 from dataset.fetch.urls import fetch_urls
 from dataset.transfer.journal import CHUNK
 from tests.dataset.small_server import Handler, serving

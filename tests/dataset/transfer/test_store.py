@@ -17,8 +17,7 @@ from dataset.checksum import compute
 from dataset.errors import DataError, run_command
 from dataset.federation.lookup import Options
 from dataset.federation.servers import Sources
-from dataset.fetch.request import Request
-from dataset.fetch.summary import Summary
+from dataset.fetch.request import Request, Summary
 from dataset.fetch.urls import fetch_urls
 from dataset.own_names import PART, journal_path, part_path
 from dataset.transfer.blocks import DONE, MISSING

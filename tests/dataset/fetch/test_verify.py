@@ -23,11 +23,10 @@ from dataset.federation.connection import Pool
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
 from dataset.federation.servers import Source
-from dataset.fetch import compare, digests, size
+from dataset.fetch import digests, size, verify
 from dataset.fetch.digests import DigestAsker
-from dataset.fetch.request import Request
+from dataset.fetch.request import Request, Summary
 from dataset.fetch.size import Digest
-from dataset.fetch.summary import Summary
 from dataset.fetch.urls import fetch_urls
 from dataset.transfer.engine import ObjectChanged
 from dataset.transfer.journal import CHUNK, Progress
@@ -44,7 +43,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 @pytest.fixture(autouse=True)
 def few_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a cache's share of a small object is too much, however the load is spread."""
-    monkeypatch.setattr(compare, "MAX_DIFFERENT", MAX_DIFFERENT)
+    monkeypatch.setattr(verify, "MAX_DIFFERENT", MAX_DIFFERENT)
 
 
 def damage(content: bytes, at: int = 3) -> bytes:
@@ -198,17 +197,17 @@ def test_an_object_that_really_has_another_size_is_fetched_anew(
 def test_a_reference_that_fails_is_left_after_a_few_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "RUN_CHUNKS", 2)
+    monkeypatch.setattr(verify, "RUN_CHUNKS", 2)
     asked = []
 
     def fail(lookup: object, store: object, reference: Source, *run: int) -> None:
         asked.append(reference.label)
         raise OSError("refused")
 
-    monkeypatch.setattr(compare, "_compare_run", fail)
+    monkeypatch.setattr(verify, "_compare_run", fail)
     with federation([CONTENT], CONTENT) as (director, *places), pytest.raises(DataError):
         fetch(director, tmp_path, md5="0" * 32)
-    assert asked == [places[1]] * compare.MAX_FAILURES  # all of it came from the cache
+    assert asked == [places[1]] * verify.MAX_FAILURES  # all of it came from the cache
 
 
 @pytest.mark.parametrize("start", ["HTTP/1.1 206 OK\r\n", "HTTP/1.1 206 OK\r\n{}\r\n\r\n"])
@@ -228,7 +227,7 @@ def test_an_answer_that_drips_is_given_up_while_comparing(start: str) -> None:
     lookup.pool, lookup.options.stall_s, store.blocks.size = Pool(5.0), 0.2, CHUNK
     lookup.headers.return_value = {}
     with serving(b"", drip) as (url, _), pytest.raises(ProtocolError, match="stalled"):
-        compare._compare_run(lookup, store, Source(url, "cache"), 0, 1)
+        verify._compare_run(lookup, store, Source(url, "cache"), 0, 1)
 
 
 def test_a_digest_of_an_earlier_start_counts_when_nobody_tells_one_now(
