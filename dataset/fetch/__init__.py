@@ -2,8 +2,8 @@
 
 request        what one fetch was told, and what it did
 ledger         the output folder: its lock, its space, its record
-size           the size of an object by a vote, its digest
-digests        digests of the whole, beside the transfer
+size           the size of an object by a vote
+digests        digests of the whole: computed beside the transfer, asked of servers
 verify         what a file must pass, and the search for its wrong bytes
 object         one object: look up, resume, transfer, verify
 index_beside   the index that may lie beside a tar

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataset.federation.lookup import Lookup
 from dataset.federation.pelican import Target
 from dataset.federation.reach import check_network
+from dataset.fetch.digests import ask_digest
 from dataset.fetch.request import Request, check_native_size
-from dataset.fetch.size import ask_digest, find_size
+from dataset.fetch.size import find_size
 from dataset.fetch.urls import is_collection, list_files
 from dataset.words import count
 

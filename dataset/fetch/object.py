@@ -15,10 +15,10 @@ from dataset.errors import PassingError
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target
 from dataset.federation.tokens import Access
-from dataset.fetch.digests import DigestAsker, HashFollower, pick_kinds
+from dataset.fetch.digests import DigestAsker, HashFollower, ServerDigest, pick_kinds
 from dataset.fetch.ledger import Ledger, NoSpace, check_space
 from dataset.fetch.request import Summary
-from dataset.fetch.size import Digest, find_size
+from dataset.fetch.size import find_size
 from dataset.fetch.verify import (
     TooDifferent,
     accept_existing,
@@ -237,7 +237,7 @@ def _compare_etags(lookup: Lookup, progress: Progress) -> None:
 
 def _run(
     job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
-) -> Digest | None:
+) -> ServerDigest | None:
     """Transfers, with hashes following and the server's digest asked beside it."""
     store = transfer.store
     hashes = [kind for kind in job.given if kind in checksum.HASHES]

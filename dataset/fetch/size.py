@@ -1,4 +1,4 @@
-"""Asks the sources for the size of an object and its digest, before and during a transfer."""
+"""The size of an object by a vote of its sources, before a transfer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-from dataset.checksum import parse_digest_header
 from dataset.errors import PassingError, UserError
-from dataset.federation.connection import NETWORK_ERRORS, Answer, Pool, explain
-from dataset.federation.document import RIVAL_S, Watch, ask_rivals, get_document, watching
+from dataset.federation.connection import NETWORK_ERRORS, Answer
+from dataset.federation.document import RIVAL_S, Watch, watching
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
-from dataset.federation.pelican import DirectorAnswer, Verdict
-from dataset.federation.servers import Fault, Refusal, Source, name_server
+from dataset.federation.servers import Fault, Refusal, Source
 from dataset.spelling import decode
 from dataset.transfer.receive import (
     OtherSize,
@@ -33,18 +30,7 @@ log = logging.getLogger("trainyard.fetch")
 VOTE_S = 0.5  # how long a first answer waits for a second one
 DOUBT_S = 10.0  # the same when it differs from the size of the partial file
 QUICK_S = 1.0
-RIVAL_SHARE = 0.25  # of the time for a digest
-ORIGIN_WAITS_S = (0.2, 1.0, 3.0)
 TICK_S = 0.05
-
-
-class Digest(NamedTuple):
-    """A server's digest of the whole object; a cache's is of its own copy."""
-
-    kind: str
-    value: str
-    where: str
-    is_origin: bool
 
 
 def find_size(lookup: Lookup, known: int | None = None) -> int:
@@ -232,55 +218,3 @@ def _ask_size_once(lookup: Lookup, source: Source, watch: Watch) -> int:
             lookup.pool.give(answer.connection)
         elif answer is not None:
             answer.connection.close()
-
-
-def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> Digest | None:
-    """The first digest of the whole object that a server gives.
-
-    The origin is asked first: a cache's digest is that of its own copy, which may be damaged.
-    XRootD reads the whole file for it, seconds for each GB; a cache may answer 405 and close. If
-    a server stays silent for part of the time, the next one is asked as well.
-    """
-    with Pool(timeout_s, lookup.reach) as pool:
-        origin = _find_origin(lookup)
-        token = origin.namespace.require_token
-        places = [(url, token) for url in origin.sources]
-        with lookup.lock:
-            places += [(s.url, s.wants_token) for s in lookup.sources.usable]
-
-        def ask(url: str, wants_token: bool) -> Digest | None:
-            for kind in kinds:
-                found = _ask_one(pool, lookup, url, wants_token, kind)
-                if found is not None:
-                    return Digest(kind, found, name_server(url), url in origin.sources)
-            return None
-
-        named = {url: token for url, token in places if url.startswith("http")}
-        questions = [partial(ask, *place) for place in named.items()]
-        return ask_rivals(questions, RIVAL_SHARE * timeout_s, timeout_s)
-
-
-def _find_origin(lookup: Lookup) -> DirectorAnswer:
-    """The origin's address; a failed look-up is repeated, so that the digest is not missed."""
-    for wait_s in ORIGIN_WAITS_S:
-        answer = lookup.ask(directread=True)
-        if answer.verdict is not Verdict.PASSING:
-            return answer
-        time.sleep(wait_s)
-    return lookup.ask(directread=True)
-
-
-def _ask_one(pool: Pool, lookup: Lookup, url: str, wants_token: bool, kind: str) -> str | None:
-    # XRootD repeats the Digest of an earlier request on a kept connection: a new one each time.
-    headers = {"Want-Digest": kind, "Connection": "close", **lookup.headers(url, wants_token)}
-    try:
-        status, found, _, _ = get_document(pool, url, headers, method="HEAD")
-    except NETWORK_ERRORS as error:
-        log.debug("no %s from %s: %s", kind, name_server(url), explain(error))
-        return None
-    if status != 200 or "digest" not in found:
-        return None
-    digest = parse_digest_header(found["digest"]).get(kind)
-    if digest is None:
-        log.warning("%s sent a Digest that is no %s; not used", name_server(url), kind)
-    return digest

@@ -15,8 +15,8 @@ from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
 from dataset.federation.document import Watch, fill, watching
 from dataset.federation.lookup import Lookup
 from dataset.federation.servers import MAX_WRONG_BLOCKS, Fault, Refusal, Source
+from dataset.fetch.digests import ServerDigest
 from dataset.fetch.request import Summary
-from dataset.fetch.size import Digest
 from dataset.transfer.chunk_sums import compute_all, hash_file
 from dataset.transfer.journal import CHUNK, chunk_length
 from dataset.transfer.receive import check_answer, open_range
@@ -54,7 +54,7 @@ def accept_existing(path: Path, given: Mapping[str, str], given_by: str, summary
 
 
 def verify_by_server(
-    lookup: Lookup, store: ChunkStore, digest: Digest | None, summary: Summary
+    lookup: Lookup, store: ChunkStore, digest: ServerDigest | None, summary: Summary
 ) -> None:
     """Compares with a server's digest; logs it if there is none at all."""
     if digest is None:

@@ -21,7 +21,7 @@ from dataset.federation.document import ask_rivals
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
 from dataset.federation.pelican import DISCOVERY_PATH
-from dataset.fetch import size, small_digests, small_files
+from dataset.fetch import digests, size, small_digests, small_files
 from dataset.fetch.request import Request, Summary
 from dataset.fetch.urls import fetch_urls
 from tests.dataset.dav_server import TreeHandler, serving_tree
@@ -216,7 +216,7 @@ def test_an_origin_that_drips_its_digest_gives_way_to_a_cache(
     tmp_path: Path, over: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checksum, "HAS_CRC32C", False)
-    monkeypatch.setattr(size, "RIVAL_SHARE", 0.001)
+    monkeypatch.setattr(digests, "RIVAL_SHARE", 0.001)
 
     class Cache(Handler):
         content, is_origin = CONTENT, False

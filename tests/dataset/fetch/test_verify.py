@@ -24,9 +24,8 @@ from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
 from dataset.federation.servers import Source
 from dataset.fetch import digests, size, verify
-from dataset.fetch.digests import DigestAsker
+from dataset.fetch.digests import DigestAsker, ServerDigest
 from dataset.fetch.request import Request, Summary
-from dataset.fetch.size import Digest
 from dataset.fetch.urls import fetch_urls
 from dataset.transfer.engine import ObjectChanged
 from dataset.transfer.journal import CHUNK, Progress
@@ -246,7 +245,7 @@ def test_only_the_origins_digest_tells_that_the_object_changed(
     is_origin: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache's digest is that of its own copy, which may be a damaged one."""
-    other = Digest("md5", "b" * 32, "somewhere", is_origin)
+    other = ServerDigest("md5", "b" * 32, "somewhere", is_origin)
     monkeypatch.setattr(digests, "ask_digest", lambda *_: other)
     transfer = MagicMock()
     transfer.store.sums.kinds = ("crc32c",)
