@@ -17,7 +17,7 @@ from dataset.archive.crc32c import crc32c
 BLOCK_SIZE = 4 << 20
 _AHEAD = 8  # blocks in flight: 32 MiB, whatever the size of the file
 
-Progress = Callable[[int], object]  # called with the number of bytes just done
+CountBytes = Callable[[int], object]  # called with the number of bytes just done
 
 
 class Hasher(Protocol):
@@ -33,7 +33,12 @@ class BlockSummer:
     """
 
     def __init__(
-        self, fd: int, size: int, progress: Progress, hasher: Hasher | None = None, threads: int = 2
+        self,
+        fd: int,
+        size: int,
+        progress: CountBytes,
+        hasher: Hasher | None = None,
+        threads: int = 2,
     ) -> None:
         self._fd, self._size, self._progress, self._hasher = fd, size, progress, hasher
         self._pool = ThreadPoolExecutor(threads)
@@ -80,7 +85,7 @@ class BlockSummer:
 
 
 def find_bad_ranges(
-    fd: int, size: int, expected: npt.NDArray[np.uint32], progress: Progress
+    fd: int, size: int, expected: npt.NDArray[np.uint32], progress: CountBytes
 ) -> Iterator[tuple[int, int]]:
     """Byte ranges [start, end) whose blocks differ from their sums, neighbours joined."""
     with BlockSummer(fd, size, progress) as summer:

@@ -17,7 +17,7 @@ from dataset.federation.pelican import DirectorAnswer, Verdict
 from dataset.federation.servers import name_server
 from dataset.transfer.chunk_sums import PrefixHash
 from dataset.transfer.engine import ObjectChanged, Transfer
-from dataset.transfer.journal import CHUNK, Progress
+from dataset.transfer.journal import CHUNK, Arrivals
 from dataset.transfer.store import ChunkStore
 
 log = logging.getLogger("trainyard.fetch")
@@ -96,13 +96,13 @@ class DigestAsker:
     object has changed and the partial file is useless. A cache's may be of a damaged copy.
     """
 
-    def __init__(self, transfer: Transfer, progress: Progress) -> None:
+    def __init__(self, transfer: Transfer, arrivals: Arrivals) -> None:
         self._transfer = transfer
-        known = progress.digests.items()
+        known = arrivals.digests.items()
         self._known = {kind: value for kind, value in known if checksum.can_compute(kind)}
         self._found: ServerDigest | None = None
         self._changed: ObjectChanged | None = None
-        self._timeout_s = WAIT_S + progress.size / DIGEST_BYTES_PER_S
+        self._timeout_s = WAIT_S + arrivals.size / DIGEST_BYTES_PER_S
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._is_started = False
         if self._known:

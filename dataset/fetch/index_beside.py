@@ -13,7 +13,7 @@ from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target, Verdict
 from dataset.federation.tokens import Access
 from dataset.fetch.ledger import Ledger
-from dataset.fetch.object import Job, fetch_object
+from dataset.fetch.object import FetchJob, fetch_object
 from dataset.fetch.size import ask_size
 from dataset.names import INDEX_SUFFIX
 from dataset.spelling import decode
@@ -34,7 +34,7 @@ def fetch_index(
     elif not _exists(beside, access, options):
         return
     try:
-        fetch_object(Job(beside, path, ledger), access, replace(options, give_up_s=60.0))
+        fetch_object(FetchJob(beside, path, ledger), access, replace(options, give_up_s=60.0))
     except CommandError as error:
         log.info("the index is not used: %s", error)
         return

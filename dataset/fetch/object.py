@@ -33,7 +33,7 @@ from dataset.own_names import check_no_part, journal_path, part_path
 from dataset.redaction import redact
 from dataset.transfer.chunk_sums import BlockChecks, NoChecks, NoIndex, read_block_checks
 from dataset.transfer.engine import ObjectChanged, OtherSizes, Transfer
-from dataset.transfer.journal import Journal, Progress, read_journal
+from dataset.transfer.journal import Arrivals, Journal, read_journal
 from dataset.transfer.own_files import check_absent
 from dataset.transfer.resume import adopt_older, discard, holding_part, resume
 from dataset.transfer.store import ChunkStore, DiskError
@@ -45,7 +45,7 @@ Tick = Callable[[Transfer], None]
 
 
 @dataclass(frozen=True)
-class Job:
+class FetchJob:
     """One object to fetch: from where, to where, and what it must be."""
 
     target: Target
@@ -55,7 +55,7 @@ class Job:
     index: Path | None = None  # a TAR.index with block checksums
     given_by: str = "given"
 
-    def with_published(self, size: int) -> Job:
+    def with_published(self, size: int) -> FetchJob:
         """The same job, with the published MD5 if its name and size are those of a real archive."""
         known = find_published(self.target.name, size)
         if known is None or self.given:
@@ -67,7 +67,7 @@ class Job:
 
 
 def fetch_object(
-    job: Job, access: Access, options: Options, on_tick: Tick = lambda transfer: None
+    job: FetchJob, access: Access, options: Options, on_tick: Tick = lambda transfer: None
 ) -> Summary:
     """Fetches one object to its final name; an exception carries the summary as `summary`."""
     summary = Summary(job.target.identity, str(job.path))
@@ -87,7 +87,7 @@ def fetch_object(
     return summary
 
 
-def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
+def _fetch(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
     if _is_done(job, summary, lookup.options.require_digest):
         return
     adopt_older(job.path, job.target.identity, job.ledger.knows)
@@ -117,12 +117,12 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
     raise PassingError(f"{job.target.identity} keeps changing at its source; try again later")
 
 
-def _record_existing(job: Job, summary: Summary) -> None:
+def _record_existing(job: FetchJob, summary: Summary) -> None:
     record = job.ledger.make(job.path, job.target.identity, summary.verified, job.given)
     job.ledger.add([record])
 
 
-def _is_odd(job: Job, before: Progress | None, size: int) -> bool:
+def _is_odd(job: FetchJob, before: Arrivals | None, size: int) -> bool:
     """Whether to ask again: this size would discard the partial file, or does not fit the disk."""
     if os.path.lexists(job.path):
         return False
@@ -135,7 +135,7 @@ def _is_odd(job: Job, before: Progress | None, size: int) -> bool:
     return False
 
 
-def _is_done(job: Job, summary: Summary, must_verify: bool) -> bool:
+def _is_done(job: FetchJob, summary: Summary, must_verify: bool) -> bool:
     """Whether the file was fetched and verified before; for a new digest it is verified again."""
     record = job.ledger.find(job.path, job.target.identity)
     known = record.get("digests", {}) if record else {}
@@ -155,7 +155,7 @@ def _is_done(job: Job, summary: Summary, must_verify: bool) -> bool:
     return True
 
 
-def _read_checks(job: Job, summary: Summary) -> BlockChecks | None:
+def _read_checks(job: FetchJob, summary: Summary) -> BlockChecks | None:
     """The block checksums of the index, if there are any; what is wrong with them is said."""
     try:
         return read_block_checks(job.index, summary.size) if job.index else None
@@ -166,32 +166,32 @@ def _read_checks(job: Job, summary: Summary) -> BlockChecks | None:
         return None
 
 
-def _fetch_once(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
+def _fetch_once(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
     checks = _read_checks(job, summary)
     check_space(job.path, summary.size)
     with holding_part(job.path) as fd:
         kinds = pick_kinds(job.given)
-        progress = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
-        _compare_etags(lookup, progress)
+        arrivals = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
+        _compare_etags(lookup, arrivals)
         os.ftruncate(fd, summary.size)  # its full length, but sparse
-        _fill_part(job, lookup, fd, progress, checks, summary, on_tick)
+        _fill_part(job, lookup, fd, arrivals, checks, summary, on_tick)
         _finish(job, summary)
 
 
 def _fill_part(
-    job: Job,
+    job: FetchJob,
     lookup: Lookup,
     fd: int,
-    progress: Progress,
+    arrivals: Arrivals,
     checks: BlockChecks | None,
     summary: Summary,
     on_tick: Tick,
 ) -> None:
     """Completes and verifies the partial file, and syncs it to the disk."""
-    journal = Journal.create(journal_path(job.path), progress)
+    journal = Journal.create(journal_path(job.path), arrivals)
     try:
-        store = ChunkStore(fd, journal, progress, lookup.lock, lookup.sources, checks, summary.say)
-        while not _fill(job, Transfer(lookup, store), progress, summary, on_tick):
+        store = ChunkStore(fd, journal, arrivals, lookup.lock, lookup.sources, checks, summary.say)
+        while not _fill(job, Transfer(lookup, store), arrivals, summary, on_tick):
             pass
         store.flush()
     except DiskError as error:
@@ -202,12 +202,12 @@ def _fill_part(
 
 
 def _fill(
-    job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
+    job: FetchJob, transfer: Transfer, arrivals: Arrivals, summary: Summary, on_tick: Tick
 ) -> bool:
     """Transfers and verifies; False when much was wrong and must be fetched from other sources."""
     store, digest = transfer.store, None
     try:
-        digest = _run(job, transfer, progress, summary, on_tick)
+        digest = _run(job, transfer, arrivals, summary, on_tick)
         if store.checks is not None:
             summary.verified.append(f"block_crc32c ({store.checks.where})")
         verify_by_server(transfer.lookup, store, digest, summary)
@@ -216,7 +216,7 @@ def _fill(
         return True
     except TooDifferent as found:
         if digest is not None:
-            again = DigestAsker(transfer, progress).wait()
+            again = DigestAsker(transfer, arrivals).wait()
             if again is None or again[:2] != digest[:2]:
                 raise  # another object than before, not wrong bytes
         summary.say(trust_reference(transfer.lookup, store, found))
@@ -226,17 +226,17 @@ def _fill(
         _count(transfer, summary)
 
 
-def _compare_etags(lookup: Lookup, progress: Progress) -> None:
+def _compare_etags(lookup: Lookup, arrivals: Arrivals) -> None:
     """Raises if a source's ETag shows that the object changed since an earlier start."""
     for source in lookup.sources.all:
-        known = progress.etags.get(source.label)
+        known = arrivals.etags.get(source.label)
         if known is not None and source.etag is not None and known != source.etag:
             raise ObjectChanged(f"{source.label}: its ETag was {known} and is {source.etag}")
         source.etag = source.etag or known
 
 
 def _run(
-    job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
+    job: FetchJob, transfer: Transfer, arrivals: Arrivals, summary: Summary, on_tick: Tick
 ) -> ServerDigest | None:
     """Transfers, with hashes following and the server's digest asked beside it."""
     store = transfer.store
@@ -245,7 +245,7 @@ def _run(
     transfer.stays_behind = bool(hashes)  # on a fast network the hash is the slowest part
     asker = None
     if not job.given and store.checks is None:
-        asker = DigestAsker(transfer, progress)
+        asker = DigestAsker(transfer, arrivals)
 
     def tick() -> None:
         if asker is not None:
@@ -274,7 +274,7 @@ def _count(transfer: Transfer, summary: Summary) -> None:
     summary.hedges += transfer.num_hedges
 
 
-def _finish(job: Job, summary: Summary) -> None:
+def _finish(job: FetchJob, summary: Summary) -> None:
     """Gives the file its final name, durably; its record goes first, so a kill costs nothing."""
     check_absent(job.path)
     job.ledger.add_before_rename(job.path, job.target.identity, summary.verified, job.given)

@@ -27,7 +27,7 @@ from dataset.fetch.ledger import (
     lock_folder,
     make_folder,
 )
-from dataset.fetch.object import Job, fetch_object
+from dataset.fetch.object import FetchJob, fetch_object
 from dataset.fetch.request import Request, Summary
 from dataset.fetch.size import find_size
 from dataset.fetch.small_digests import names_by_path
@@ -119,7 +119,7 @@ def _fetch_one(
     wants_index = is_free and target.name.endswith(".tar")
     if wants_index and not _is_here(target, request, ledger):
         fetch_index(target, index, access, request.options, ledger)
-    job = Job(target, path, ledger, request.given, index)
+    job = FetchJob(target, path, ledger, request.given, index)
     return fetch_object(job, access, request.options, display.show)
 
 
@@ -162,7 +162,7 @@ def fetch_collection(
     summaries = [summary]
     for entry, path in sorted(large, key=lambda file: not file[1].name.endswith(INDEX_SUFFIX)):
         index = path.with_name(path.name + INDEX_SUFFIX)  # fetched before its tar
-        job = Job(target.child(entry.path), path, ledger, index=index)
+        job = FetchJob(target.child(entry.path), path, ledger, index=index)
         summaries.append(fetch_object(job, access, request.options, display.show))
     return summaries
 

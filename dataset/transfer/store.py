@@ -14,7 +14,7 @@ from dataset.errors import DataError
 from dataset.federation.servers import Source, Sources
 from dataset.transfer.blocks import ARRIVED, CLAIMED, MISSING, WRITING, BlockMap, Waste
 from dataset.transfer.chunk_sums import BlockChecks, ChunkSums, compute_all
-from dataset.transfer.journal import CHUNK, Journal, Progress, chunk_length
+from dataset.transfer.journal import CHUNK, Arrivals, Journal, chunk_length
 from dataset.transfer.resume import read_chunk
 
 log = logging.getLogger("trainyard.fetch")
@@ -42,7 +42,7 @@ class ChunkStore:
         self,
         fd: int,
         journal: Journal,
-        progress: Progress,
+        arrivals: Arrivals,
         lock: AbstractContextManager[object],
         sources: Sources,
         checks: BlockChecks | None = None,
@@ -50,24 +50,24 @@ class ChunkStore:
     ) -> None:
         self.fd, self.journal, self.checks = fd, journal, checks
         self._say, self.part = say, journal.path.with_suffix("")
-        self.claimed = () if progress.were_read else tuple(sorted(progress.chunks))
-        self.resumed_bytes = sum(chunk_length(n, progress.size) for n in progress.chunks)
+        self.claimed = () if arrivals.were_read else tuple(sorted(arrivals.chunks))
+        self.resumed_bytes = sum(chunk_length(n, arrivals.size) for n in arrivals.chunks)
         self._num_lost = 0  # chunks of an earlier start in whose place are other bytes now
-        arrived = progress.chunks if progress.were_read else ()
-        self.blocks = BlockMap(progress.size, arrived, self.claimed)
-        self.sums = ChunkSums(progress.kinds, progress.size, self.blocks.num_chunks)
+        arrived = arrivals.chunks if arrivals.were_read else ()
+        self.blocks = BlockMap(arrivals.size, arrived, self.claimed)
+        self.sums = ChunkSums(arrivals.kinds, arrivals.size, self.blocks.num_chunks)
         self.waste = Waste()
         self.num_writing = 0
         self.unsynced_bytes = 0
         self.disk_error: OSError | None = None  # the first one
         self._lock, self._sources = lock, sources
-        self._names = list(progress.sources)
+        self._names = list(arrivals.sources)
         self._sent_by = array("h", [-1] * self.blocks.num_chunks)
         self._helped: dict[int, str] = {}  # chunk -> another source that sent its first bytes
         self._wrong: dict[int, int] = {}  # index block -> wrong copies of it
         self._wrong_from: dict[int, set[Source]] = {}  # and who sent one alone
-        self._earlier = set(progress.chunks)  # what was there before this start
-        for chunk, (source, values) in progress.chunks.items():
+        self._earlier = set(arrivals.chunks)  # what was there before this start
+        for chunk, (source, values) in arrivals.chunks.items():
             self.sums.set(chunk, values)
             self._sent_by[chunk] = source
         self._check(range(self.blocks.num_chunks))

@@ -28,7 +28,7 @@ from dataset.fetch.digests import DigestAsker, ServerDigest
 from dataset.fetch.request import Request, Summary
 from dataset.fetch.urls import fetch_urls
 from dataset.transfer.engine import ObjectChanged
-from dataset.transfer.journal import CHUNK, Progress
+from dataset.transfer.journal import CHUNK, Arrivals
 from tests.dataset.small_server import Handler, serving
 
 FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
@@ -236,7 +236,7 @@ def test_a_digest_of_an_earlier_start_counts_when_nobody_tells_one_now(
     monkeypatch.setattr(digests, "ask_digest", lambda *_: None)
     transfer = MagicMock()
     transfer.store.sums.kinds = ("crc32c",)
-    known = Progress("osdf:///object.bin", SIZE, ("crc32c",), "", digests={"md5": "a" * 32})
+    known = Arrivals("osdf:///object.bin", SIZE, ("crc32c",), "", digests={"md5": "a" * 32})
     assert DigestAsker(transfer, known).wait() == ("md5", "a" * 32, "an earlier start", False)
 
 
@@ -249,7 +249,7 @@ def test_only_the_origins_digest_tells_that_the_object_changed(
     monkeypatch.setattr(digests, "ask_digest", lambda *_: other)
     transfer = MagicMock()
     transfer.store.sums.kinds = ("crc32c",)
-    known = Progress("osdf:///object.bin", SIZE, ("crc32c",), "", digests={"md5": "a" * 32})
+    known = Arrivals("osdf:///object.bin", SIZE, ("crc32c",), "", digests={"md5": "a" * 32})
     asker = DigestAsker(transfer, known)
     if is_origin:  # also when the last byte came before the answer
         with pytest.raises(ObjectChanged):

@@ -12,7 +12,7 @@ import pytest
 
 from dataset.federation.servers import Problem, Source, Sources
 from dataset.transfer.blocks import ARRIVED, MISSING, BlockMap, Lease
-from dataset.transfer.journal import CHUNK, Journal, Progress, num_chunks
+from dataset.transfer.journal import CHUNK, Arrivals, Journal, num_chunks
 from dataset.transfer.store import ChunkStore
 
 
@@ -258,13 +258,13 @@ def test_the_books_of_an_object_like_imagenet_take_little_memory(tmp_path: Path)
     size = 138 * 10**9
     fd = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)
     tracemalloc.start()
-    progress = Progress("pelican://f/x", size, ("crc32c",), "boot")
-    progress.chunks = {chunk: (0, (chunk,)) for chunk in range(0, num_chunks(size), 2)}
-    progress.were_read = True
-    journal = Journal.create(tmp_path / "j", progress)
-    store = ChunkStore(fd, journal, progress, threading.RLock(), make_sources(2))
+    arrivals = Arrivals("pelican://f/x", size, ("crc32c",), "boot")
+    arrivals.chunks = {chunk: (0, (chunk,)) for chunk in range(0, num_chunks(size), 2)}
+    arrivals.were_read = True
+    journal = Journal.create(tmp_path / "j", arrivals)
+    store = ChunkStore(fd, journal, arrivals, threading.RLock(), make_sources(2))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     os.close(fd)
-    assert store.blocks.num_done == len(progress.chunks)
+    assert store.blocks.num_done == len(arrivals.chunks)
     assert peak < 200e6

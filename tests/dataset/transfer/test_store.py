@@ -22,9 +22,9 @@ from dataset.fetch.urls import fetch_urls
 from dataset.own_names import PART, journal_path, part_path
 from dataset.transfer.blocks import DONE, MISSING
 from dataset.transfer.chunk_sums import BlockChecks
-from dataset.transfer.journal import CHUNK, Journal, Progress, read_journal
+from dataset.transfer.journal import CHUNK, Arrivals, Journal, read_journal
 from dataset.transfer.store import MIN_BLOCK_TRIES, ChunkStore, DiskError
-from tests.dataset.fetch.test_compare import federation
+from tests.dataset.fetch.test_verify import federation
 from tests.dataset.small_server import Handler, serving
 
 FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
@@ -35,11 +35,11 @@ ZEROS = memoryview(bytes(CHUNK))
 
 def make_store(path: Path, num_sources: int = 2, checks: BlockChecks | None = None) -> ChunkStore:
     fd = os.open(part_path(path), os.O_RDWR | os.O_CREAT)
-    progress = Progress("pelican://f/x", 4 * CHUNK, ("crc32c",), "boot")
-    journal = Journal.create(journal_path(path), progress)
+    arrivals = Arrivals("pelican://f/x", 4 * CHUNK, ("crc32c",), "boot")
+    journal = Journal.create(journal_path(path), arrivals)
     sources = Sources(3, random.Random(0))
     sources.update([f"http://c{n}/x" for n in range(num_sources)], wants_token=False)
-    store = ChunkStore(fd, journal, progress, threading.RLock(), sources, checks)
+    store = ChunkStore(fd, journal, arrivals, threading.RLock(), sources, checks)
     store.blocks.take(4)  # all of it is being fetched
     return store
 
@@ -73,10 +73,10 @@ def test_after_a_failed_sync_the_journal_is_doubted(
     monkeypatch.undo()
     close(store)
     assert caught.value.error.filename == str(part_path(tmp_path / "x"))
-    progress = read_journal(journal_path(tmp_path / "x"))
-    assert progress is not None
-    assert progress.boot_id == ""
-    assert progress.chunks == {0: (0, (7,))}
+    arrivals = read_journal(journal_path(tmp_path / "x"))
+    assert arrivals is not None
+    assert arrivals.boot_id == ""
+    assert arrivals.chunks == {0: (0, (7,))}
 
 
 def test_a_journal_without_space_is_an_error_of_the_disk_and_the_books_stay_right(
