@@ -15,7 +15,7 @@ from dataset.redaction import redact
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
 MAX_RETRY_AFTER_S = 300.0
-IMPATIENT_S = 4.0  # if no source delivers, a resting one is tried again after this time
+IMPATIENT_S = 4.0  # if no server delivers, a resting one is tried again after this time
 MAX_IMPATIENT = 20  # times in a row; in a longer outage the full backoff applies
 MAX_WRONG_BLOCKS = 3  # a server that sent so many wrong blocks is not asked again
 RATE_WEIGHT = 0.3
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(eq=False)
-class Source:
+class Server:
     """One server's copy of the object, with its history in this transfer."""
 
     url: str  # where to ask; may hold secrets in its query
@@ -87,14 +87,14 @@ class Source:
     errors: Counter[str] = field(default_factory=Counter)
 
     def is_free(self, now: float, is_idle: bool) -> bool:
-        """Whether it may be asked: it has rested, or no other source is at work."""
+        """Whether it may be asked: it has rested, or no other server is at work."""
         if self.blocked_until <= now:
             return True
         may_hurry = is_idle and self.failures <= MAX_IMPATIENT and self.told_to_wait_until <= now
         return may_hurry and now - self.failed_at >= IMPATIENT_S
 
     def describe(self) -> dict[str, Any]:
-        """The source in the summary."""
+        """The server in the summary."""
         return {
             "source": self.label,
             "bytes": self.bytes,
@@ -112,114 +112,114 @@ def name_server(url: str) -> str:
     return redact(f"{parts.scheme}://{parts.netloc}") if parts.netloc else "file"
 
 
-class Sources:
-    """All sources of a transfer in the director's order; the caller holds the lock."""
+class Servers:
+    """All servers of a transfer in the director's order; the caller holds the lock."""
 
     def __init__(self, max_parallel: int, rng: random.Random | None = None) -> None:
-        self.all: list[Source] = []
+        self.all: list[Server] = []
         self.are_all = False  # whether the director was asked for the origin too
         self._max_parallel = max_parallel
         self._random = rng or random.Random()
 
     def update(self, urls: Iterable[str], wants_token: bool, is_origin: bool = False) -> None:
         """Takes in the addresses of a look-up; known ones keep their history."""
-        known = {source.url: source for source in self.all}
+        known = {server.url: server for server in self.all}
         for url in urls:
             if url in known:
                 known[url].wants_token = wants_token
                 continue
-            known[url] = Source(url, name_server(url), wants_token, is_origin)
+            known[url] = Server(url, name_server(url), wants_token, is_origin)
             self.all.append(known[url])
 
     @property
-    def usable(self) -> list[Source]:
-        return [source for source in self.all if not source.refused]
+    def usable(self) -> list[Server]:
+        return [server for server in self.all if not server.refused]
 
-    def pick(self, now: float, avoid: Collection[Source] = ()) -> Source | None:
-        """The source for the next request: the fastest per connection among the nearest few.
+    def pick(self, now: float, avoid: Collection[Server] = ()) -> Server | None:
+        """The server for the next request: the fastest per connection among the nearest few.
 
         One that failed gets a single request at a time until it delivers again. `avoid` is
-        respected while any other source is left.
+        respected while any other server is left.
         """
         usable = self.usable
-        others = [source for source in usable if source not in avoid]
-        is_idle = not any(source.active for source in usable)
+        others = [server for server in usable if server not in avoid]
+        is_idle = not any(server.active for server in usable)
         free = [
-            source
-            for source in others or usable
-            if source.is_free(now, is_idle)
-            and (source.failures == 0 or source.active == 0)
-            and (source.has_ranges or source.active == 0)
+            server
+            for server in others or usable
+            if server.is_free(now, is_idle)
+            and (server.failures == 0 or server.active == 0)
+            and (server.has_ranges or server.active == 0)
         ]
         # The origin serves everyone's caches: it is used when they have failed, not for speed.
-        caches = [source for source in free if not source.is_origin]
+        caches = [server for server in free if not server.is_origin]
         nearest = (caches or free)[: self._max_parallel]
-        best_known = max((source.rate for source in nearest), default=0.0) or 1.0
+        best_known = max((server.rate for server in nearest), default=0.0) or 1.0
         return min(nearest, key=lambda s: (s.active + 1) / (s.rate or best_known), default=None)
 
-    def has_other(self, avoid: Collection[Source], now: float) -> bool:
-        """Whether another source than these could take over right now."""
+    def has_other(self, avoid: Collection[Server], now: float) -> bool:
+        """Whether another server than these could take over right now."""
         return any(s not in avoid and s.blocked_until <= now for s in self.usable)
 
     def next_free(self) -> float:
-        """When the first blocked source may be asked again."""
-        return min((source.blocked_until for source in self.usable), default=0.0)
+        """When the first blocked server may be asked again."""
+        return min((server.blocked_until for server in self.usable), default=0.0)
 
-    def delivered(self, source: Source, num_bytes: int, seconds: float) -> None:
+    def delivered(self, server: Server, num_bytes: int, seconds: float) -> None:
         """One whole answer arrived."""
-        source.failures = 0
-        source.missing = source.denied = False
+        server.failures = 0
+        server.missing = server.denied = False
         if seconds > 0 and num_bytes:
             rate = num_bytes / seconds
-            source.rate += (rate - source.rate) * RATE_WEIGHT if source.rate else rate
+            server.rate += (rate - server.rate) * RATE_WEIGHT if server.rate else rate
 
     def failed(
         self,
-        source: Source,
+        server: Server,
         now: float,
         problem: Problem,
         has_delivered: bool = False,
     ) -> None:
-        """Notes a failed request: the source rests, twice as long every time in a row.
+        """Notes a failed request: the server rests, twice as long every time in a row.
 
         After a request that delivered some chunks it rests only as after a first failure.
         """
-        source.failures = 1 if has_delivered else source.failures + 1
-        source.failed_at = now
-        source.errors[problem.text] += 1
-        source.last_problem = problem.text
-        source.redirected = None
-        source.missing, source.denied = problem.is_missing, problem.is_denied
-        wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(source.failures - 1, 16))
+        server.failures = 1 if has_delivered else server.failures + 1
+        server.failed_at = now
+        server.errors[problem.text] += 1
+        server.last_problem = problem.text
+        server.redirected = None
+        server.missing, server.denied = problem.is_missing, problem.is_denied
+        wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(server.failures - 1, 16))
         wait_s *= self._random.uniform(0.5, 1.0)  # so that a thousand jobs do not come back at once
-        source.told_to_wait_until = now + min(problem.retry_after_s, MAX_RETRY_AFTER_S)
-        source.blocked_until = max(source.blocked_until, now + wait_s, source.told_to_wait_until)
+        server.told_to_wait_until = now + min(problem.retry_after_s, MAX_RETRY_AFTER_S)
+        server.blocked_until = max(server.blocked_until, now + wait_s, server.told_to_wait_until)
 
-    def stalled(self, source: Source, now: float) -> None:
+    def stalled(self, server: Server, now: float) -> None:
         """Notes a silent connection; several that stall together count as one failure."""
-        source.stalls += 1
-        source.failed_at = now
-        if now >= source.blocked_until:
-            source.failures += 1
-            source.last_problem = "stalled"
-            wait_s = min(MAX_BACKOFF_S, 2.0 * BACKOFF_S * 2.0 ** min(source.failures, 16))
-            source.blocked_until = now + wait_s * self._random.uniform(0.5, 1.0)
+        server.stalls += 1
+        server.failed_at = now
+        if now >= server.blocked_until:
+            server.failures += 1
+            server.last_problem = "stalled"
+            wait_s = min(MAX_BACKOFF_S, 2.0 * BACKOFF_S * 2.0 ** min(server.failures, 16))
+            server.blocked_until = now + wait_s * self._random.uniform(0.5, 1.0)
 
-    def sent_wrong_block(self, source: Source, is_alone: bool = True) -> None:
-        """Notes a wrong block; refuses the source after several, if it sent the block alone."""
-        source.wrong_blocks += 1
-        source.errors["wrong bytes"] += 1
-        others = [s for s in self.usable if s is not source]
-        if source.wrong_blocks >= MAX_WRONG_BLOCKS and others and is_alone:
-            source.refused = Refusal(Fault.WRONG_BYTES)
+    def sent_wrong_block(self, server: Server, is_alone: bool = True) -> None:
+        """Notes a wrong block; refuses the server after several, if it sent the block alone."""
+        server.wrong_blocks += 1
+        server.errors["wrong bytes"] += 1
+        others = [s for s in self.usable if s is not server]
+        if server.wrong_blocks >= MAX_WRONG_BLOCKS and others and is_alone:
+            server.refused = Refusal(Fault.WRONG_BYTES)
 
     def unblock(self) -> None:
         """Ends all rests, after the token changed."""
-        for source in self.all:
-            if source.denied:
-                source.blocked_until, source.failures, source.denied = 0.0, 0, False
+        for server in self.all:
+            if server.denied:
+                server.blocked_until, server.failures, server.denied = 0.0, 0, False
 
     def agree_on(self, problem: str) -> bool:
-        """Whether every source's last answer was this problem, 'missing' or 'denied'."""
+        """Whether every server's last answer was this problem, 'missing' or 'denied'."""
         usable = self.usable
-        return bool(usable) and all(getattr(source, problem) for source in usable)
+        return bool(usable) and all(getattr(server, problem) for server in usable)

@@ -162,7 +162,7 @@ def ask_digest(lookup: Lookup, kinds: list[str], timeout_s: float) -> ServerDige
         token = origin.namespace.require_token
         places = [(url, token) for url in origin.sources]
         with lookup.lock:
-            places += [(s.url, s.wants_token) for s in lookup.sources.usable]
+            places += [(s.url, s.wants_token) for s in lookup.servers.usable]
 
         def ask(url: str, wants_token: bool) -> ServerDigest | None:
             for kind in kinds:

@@ -1,4 +1,4 @@
-"""The index that may lie beside a tar at its source, fetched before it."""
+"""The index that may lie beside a tar on its server, fetched before it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _exists(target: Target, access: Access, options: Options) -> bool:
         if lookup.answer.verdict is not Verdict.FOUND:
             return False
         try:
-            sizes = [ask_size(lookup, source) for source in lookup.sources.all[:1]]
+            sizes = [ask_size(lookup, server) for server in lookup.servers.all[:1]]
         except NETWORK_ERRORS:
             return False
         return any(0 < size <= MAX_INDEX_BYTES for size in sizes)

@@ -82,7 +82,7 @@ def fetch_object(
             raise
         finally:
             summary.seconds = round(time.monotonic() - started, 3)
-            summary.sources = [source.describe() for source in lookup.sources.all]
+            summary.sources = [server.describe() for server in lookup.servers.all]
             summary.lookups = lookup.num_lookups
     return summary
 
@@ -97,7 +97,7 @@ def _fetch(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
         summary.size = find_size(lookup, before.size if before is not None else None)
         if summary.size != odd_size and _is_odd(job, before, summary.size):
             odd_size = summary.size  # a broken answer may claim any size: ask once more
-            lookup.sources.all.clear()
+            lookup.servers.all.clear()
             continue
         job = job.with_published(summary.size)
         if os.path.lexists(job.path):
@@ -109,11 +109,11 @@ def _fetch(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
             return
         except OtherSizes as error:  # ask again; if the size is the same, the partial file stays
             summary.say(f"the object seems to have another size now ({error}); asking again")
-            lookup.sources.all.clear()
+            lookup.servers.all.clear()
         except (ObjectChanged, TooDifferent) as error:
             summary.say(f"the object changed at its source ({error}); starting over")
             discard(job.path)
-            lookup.sources.all.clear()
+            lookup.servers.all.clear()
     raise PassingError(f"{job.target.identity} keeps changing at its source; try again later")
 
 
@@ -190,7 +190,7 @@ def _fill_part(
     """Completes and verifies the partial file, and syncs it to the disk."""
     journal = Journal.create(journal_path(job.path), arrivals)
     try:
-        store = ChunkStore(fd, journal, arrivals, lookup.lock, lookup.sources, checks, summary.say)
+        store = ChunkStore(fd, journal, arrivals, lookup.lock, lookup.servers, checks, summary.say)
         while not _fill(job, Transfer(lookup, store), arrivals, summary, on_tick):
             pass
         store.flush()
@@ -204,7 +204,7 @@ def _fill_part(
 def _fill(
     job: FetchJob, transfer: Transfer, arrivals: Arrivals, summary: Summary, on_tick: Tick
 ) -> bool:
-    """Transfers and verifies; False when much was wrong and must be fetched from other sources."""
+    """Transfers and verifies; False when much was wrong and must be fetched from other servers."""
     store, digest = transfer.store, None
     try:
         digest = _run(job, transfer, arrivals, summary, on_tick)
@@ -227,12 +227,12 @@ def _fill(
 
 
 def _compare_etags(lookup: Lookup, arrivals: Arrivals) -> None:
-    """Raises if a source's ETag shows that the object changed since an earlier start."""
-    for source in lookup.sources.all:
-        known = arrivals.etags.get(source.label)
-        if known is not None and source.etag is not None and known != source.etag:
-            raise ObjectChanged(f"{source.label}: its ETag was {known} and is {source.etag}")
-        source.etag = source.etag or known
+    """Raises if a server's ETag shows that the object changed since an earlier start."""
+    for server in lookup.servers.all:
+        known = arrivals.etags.get(server.label)
+        if known is not None and server.etag is not None and known != server.etag:
+            raise ObjectChanged(f"{server.label}: its ETag was {known} and is {server.etag}")
+        server.etag = server.etag or known
 
 
 def _run(
@@ -269,7 +269,7 @@ def _run(
 def _count(transfer: Transfer, summary: Summary) -> None:
     waste = transfer.store.waste
     summary.resumed_bytes = transfer.store.resumed_bytes
-    summary.fetched_bytes = sum(source.bytes for source in transfer.sources.all)
+    summary.fetched_bytes = sum(server.bytes for server in transfer.servers.all)
     summary.bytes_twice = vars(waste)
     summary.hedges += transfer.num_hedges
 

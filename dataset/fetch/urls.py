@@ -189,14 +189,14 @@ def _fetch_small(
     """Fetches small files with a progress bar; returns those that need a full transfer."""
     with Lookup(target.child(files[0][0].path), access, options) as first:
         find_size(first)
-        if not all(names_by_path(s.url, files[0][0].path) for s in first.sources.all):
+        if not all(names_by_path(s.url, files[0][0].path) for s in first.servers.all):
             return files  # the director is asked for each of them
         with ByteMeter(f"{printable(target.name)}, small files", sys.stderr) as meter:
             meter.start(sum(entry.size or 0 for entry, _ in files))
             fetcher = SmallFiles(first, files[0][0].path, files, ledger, meter.update)
             fetcher.run()
     summary.fetched_bytes, summary.hedges = fetcher.num_bytes, fetcher.num_hedges
-    summary.sources = [source.describe() for source in first.sources.all]
+    summary.sources = [server.describe() for server in first.servers.all]
     _tell_verified(summary, fetcher.num_verified, len(files) - len(fetcher.failed))
     return fetcher.failed
 

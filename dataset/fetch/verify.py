@@ -14,7 +14,7 @@ from dataset.errors import DataError, UserError
 from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
 from dataset.federation.document import Watch, fill, watching
 from dataset.federation.lookup import Lookup
-from dataset.federation.servers import MAX_WRONG_BLOCKS, Fault, Refusal, Source
+from dataset.federation.servers import MAX_WRONG_BLOCKS, Fault, Refusal, Server
 from dataset.fetch.digests import ServerDigest
 from dataset.fetch.request import Summary
 from dataset.transfer.chunk_sums import compute_all, hash_file
@@ -27,7 +27,7 @@ log = logging.getLogger("trainyard.fetch")
 RUN_CHUNKS = 16
 MAX_COMPARED_BYTES = 4 << 30  # at most: beyond it, fetching everything again costs the same
 MAX_FAILURES = 3  # of one reference: then the next one is asked
-MAX_DIFFERENT = 32  # more chunks than this differ: fetching a source's share again is quicker
+MAX_DIFFERENT = 32  # more chunks than this differ: fetching a server's share again is quicker
 
 
 def accept_existing(path: Path, given: Mapping[str, str], given_by: str, summary: Summary) -> None:
@@ -121,7 +121,7 @@ class Repair:
 class TooDifferent(Exception):
     """More differs from a reference than damage explains: wrong senders, or a changed object."""
 
-    def __init__(self, reference: Source, repairs: Sequence[Repair]) -> None:
+    def __init__(self, reference: Server, repairs: Sequence[Repair]) -> None:
         super().__init__(f"more than {MAX_DIFFERENT} MiB differ at {reference.label}")
         self.reference = reference
         self.repairs = tuple(repairs)
@@ -130,7 +130,7 @@ class TooDifferent(Exception):
 def repair(
     lookup: Lookup, store: ChunkStore, is_right: Callable[[], bool], is_cheap: bool
 ) -> list[str]:
-    """Replaces chunks that differ at another source until `is_right`; yields what was replaced.
+    """Replaces chunks that differ at another server until `is_right`; yields what was replaced.
 
     The reference is the origin's copy where the federation names it, then each cache's. If
     `is_right` is cheap (computed from the checksums of chunks), it is called after every repair.
@@ -170,7 +170,7 @@ def trust_reference(lookup: Lookup, store: ChunkStore, found: TooDifferent) -> s
     """Drops all chunks of the senders that differ, to fetch them elsewhere; returns it in words.
 
     A sender is refused, unless only chunks of an earlier start differ: the object may have
-    changed since. If the digest stays wrong, `repair` tries the next source, each one once.
+    changed since. If the digest stays wrong, `repair` tries the next server, each one once.
     """
     reference = found.reference
     counts = Counter(repair.sender for repair in found.repairs)
@@ -178,34 +178,34 @@ def trust_reference(lookup: Lookup, store: ChunkStore, found: TooDifferent) -> s
     now_wrong = Counter(repair.sender for repair in found.repairs if repair.is_new)
     with lookup.lock:
         reference.refused, reference.was_trusted = None, True
-        for source in lookup.sources.all:
-            if source.label in guilty & now_wrong.keys():
-                source.refused = Refusal(Fault.OTHER_BYTES, reference.label)
-                source.wrong_blocks += now_wrong[source.label]
-                source.errors["wrong bytes"] += now_wrong[source.label]
+        for server in lookup.servers.all:
+            if server.label in guilty & now_wrong.keys():
+                server.refused = Refusal(Fault.OTHER_BYTES, reference.label)
+                server.wrong_blocks += now_wrong[server.label]
+                server.errors["wrong bytes"] += now_wrong[server.label]
     num_bytes = store.drop_from(guilty)
     names = ", ".join(sorted(guilty))
     return f"{names}: other bytes than {reference.label}; {num_bytes >> 20} MiB are fetched again"
 
 
-def _references(lookup: Lookup) -> list[Source]:
-    """The origin, the caches, then sources that were refused in favour of one no better."""
+def _references(lookup: Lookup) -> list[Server]:
+    """The origin, the caches, then servers that were refused in favour of one no better."""
     origin = lookup.ask(directread=True)
     with lookup.lock:
-        lookup.sources.update(origin.sources, origin.namespace.require_token, is_origin=True)
-        known = [s for s in lookup.sources.all if s.url.startswith("http")]
+        lookup.servers.update(origin.sources, origin.namespace.require_token, is_origin=True)
+        known = [s for s in lookup.servers.all if s.url.startswith("http")]
     usable = [s for s in known if not s.refused]
     doubted = [s for s in known if _is_doubted(s) and not s.was_trusted]
-    return sorted(usable, key=lambda source: not source.is_origin) + doubted
+    return sorted(usable, key=lambda server: not server.is_origin) + doubted
 
 
-def _is_doubted(source: Source) -> bool:
-    """Whether it was refused only because another source has other bytes."""
-    return source.refused is not None and source.refused.fault is Fault.OTHER_BYTES
+def _is_doubted(server: Server) -> bool:
+    """Whether it was refused only because another server has other bytes."""
+    return server.refused is not None and server.refused.fault is Fault.OTHER_BYTES
 
 
 def _compare_run(
-    lookup: Lookup, store: ChunkStore, reference: Source, first: int, end: int
+    lookup: Lookup, store: ChunkStore, reference: Server, first: int, end: int
 ) -> list[Repair]:
     """Fetches a run from the reference and replaces the chunks that differ."""
     with watching(lookup.options.stall_s) as watch:
@@ -213,7 +213,7 @@ def _compare_run(
 
 
 def _compare_watched(
-    lookup: Lookup, store: ChunkStore, reference: Source, first: int, end: int, watch: Watch
+    lookup: Lookup, store: ChunkStore, reference: Server, first: int, end: int, watch: Watch
 ) -> list[Repair]:
     size = store.blocks.size
     start, stop = first * CHUNK, min(end * CHUNK, size)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dataset.federation.connection import Connection
-from dataset.federation.servers import Source
+from dataset.federation.servers import Server
 from dataset.transfer.journal import CHUNK, chunk_length, num_chunks
 
 BLOCK_CHUNKS = 4  # requests are whole multiples of 4 MiB
@@ -22,13 +22,13 @@ MISSING, CLAIMED, WRITING, ARRIVED, DONE = range(5)
 
 @dataclass(eq=False)
 class Lease:
-    """A run of chunks that one connection fetches from one source."""
+    """A run of chunks that one connection fetches from one server."""
 
     first: int
     end: int
-    avoid: frozenset[Source] = frozenset()
+    avoid: frozenset[Server] = frozenset()
     put_off_at: float | None = None  # when it could first not be placed because of `avoid`
-    source: Source | None = None
+    server: Server | None = None
     position: int = 0  # the chunk that is being received
     partial: int = 0  # bytes of it so far, in `buffer`
     buffer: memoryview | None = None
@@ -79,7 +79,7 @@ class Waste:
     """Bytes that were fetched twice, by cause."""
 
     wrong: int = 0  # failed a checksum
-    hedged: int = 0  # a stalled block was asked of two sources and both sent it
+    hedged: int = 0  # a stalled block was asked of two servers and both sent it
     in_flight: int = 0  # less than a chunk when a connection broke
     skipped: int = 0  # a server without ranges had to be read from its start
     compared: int = 0  # fetched to find wrong bytes, when the digest of the whole was wrong
@@ -176,8 +176,8 @@ class BlockMap:
 
         The rival takes over the bytes that the silent one has, so that little is fetched twice.
         """
-        assert lease.source is not None
-        rival = Lease(lease.position, lease.end, lease.avoid | {lease.source}, rival=lease)
+        assert lease.server is not None
+        rival = Lease(lease.position, lease.end, lease.avoid | {lease.server}, rival=lease)
         if lease.buffer is not None and lease.partial < chunk_length(lease.position, self.size):
             rival.prefix, rival.donor = bytes(lease.buffer[: lease.partial]), lease
             lease.donated = lease.partial
@@ -204,7 +204,7 @@ class BlockMap:
         while self.prefix < self.num_chunks and self.state[self.prefix] == DONE:
             self.prefix += 1
 
-    def drop(self, first: int, end: int, avoid: frozenset[Source]) -> None:
+    def drop(self, first: int, end: int, avoid: frozenset[Server]) -> None:
         """Marks chunks that turned out wrong as missing."""
         for chunk in range(first, end):
             self.num_done -= self.state[chunk] == DONE

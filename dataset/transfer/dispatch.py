@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from dataset.federation.lookup import Options
-from dataset.federation.servers import Source, Sources
+from dataset.federation.servers import Server, Servers
 from dataset.transfer.blocks import BLOCK_CHUNKS, BlockMap, Lease
 from dataset.transfer.journal import CHUNK
 
@@ -15,7 +15,7 @@ HEDGE_S = 1.0  # a silent block is not hedged sooner than this
 # Used before the first chunk, when the speed is not known: a cache that must ask its origin first
 # takes seconds. At most the first few connections are hedged by it, a chunk each.
 FIRST_HEDGE_S = 3.0
-AVOID_S = 20.0  # how long a block waits for a source other than those that it should avoid
+AVOID_S = 20.0  # how long a block waits for a server other than those that it should avoid
 STEAL_S = 1.0  # near the end: a block that takes longer is split with an idle connection
 # Beyond this the CPU is the limit and not the network: measured on loopback, 2 or 3 connections
 # moved 1.0 GB/s where 8 moved 0.8. A slower network never comes near it and gets all connections.
@@ -27,12 +27,12 @@ START_CONNECTIONS = 4  # until the first block tells how fast the network is
 class Dealer:
     """The running leases, and the rules for new ones; the caller holds the lock."""
 
-    def __init__(self, blocks: BlockMap, sources: Sources, options: Options) -> None:
+    def __init__(self, blocks: BlockMap, servers: Servers, options: Options) -> None:
         self.out: set[Lease] = set()
         self.num_hedges = self.num_steals = 0
-        self.needs_company = False  # a block is silent or wrong, and no other source can take it
+        self.needs_company = False  # a block is silent or wrong, and no other server can take it
         self._put_off: list[Lease] = []  # what could not be placed at the last look
-        self._blocks, self._sources, self._options = blocks, sources, options
+        self._blocks, self._servers, self._options = blocks, servers, options
 
     @property
     def num_silent(self) -> int:
@@ -49,75 +49,75 @@ class Dealer:
         return lease
 
     def watch(self, now: float) -> bool:
-        """Hedges silent leases at other sources, cuts those that stay silent; True if it did."""
+        """Hedges silent leases at other servers, cuts those that stay silent; True if it did."""
         self.needs_company = any(self._lacks_source(lease, now) for lease in self._put_off)
         silent = [lease for lease in self.out if self._watch_one(lease, now)]
         return bool(silent)
 
     def _watch_one(self, lease: Lease, now: float) -> bool:
         idle_s = now - lease.progress_at
-        source = lease.source
-        assert source is not None
+        server = lease.server
+        assert server is not None
         if lease.cancelled:
             return False
         if idle_s >= self._options.stall_s:
-            log.info("%s: silent for %.1f s, connection given up", source.label, idle_s)
-            self._count_stall(lease, source, now)
+            log.info("%s: silent for %.1f s, connection given up", server.label, idle_s)
+            self._count_stall(lease, server, now)
             lease.cancel("stalled")
             return True
         if lease.rival is None and self._wants_hedge(lease, idle_s, now):
-            self._count_stall(lease, source, now)
+            self._count_stall(lease, server, now)
             self.num_hedges += 1
             self._blocks.hedge(lease)
             return True
         return False
 
     def _wants_hedge(self, lease: Lease, idle_s: float, now: float) -> bool:
-        """Silent for max(1 s, 3 x the median block time), while another source is available."""
-        assert lease.source is not None
+        """Silent for max(1 s, 3 x the median block time), while another server is available."""
+        assert lease.server is not None
         median_s = self._blocks.median_block_s()
         if idle_s < (FIRST_HEDGE_S if median_s is None else max(HEDGE_S, 3 * median_s)):
             return False
-        has_other = self._sources.has_other(lease.avoid | {lease.source}, now)
+        has_other = self._servers.has_other(lease.avoid | {lease.server}, now)
         self.needs_company = self.needs_company or not has_other
         return has_other
 
-    def _count_stall(self, lease: Lease, source: Source, now: float) -> None:
+    def _count_stall(self, lease: Lease, server: Server, now: float) -> None:
         if not lease.stall_counted:
             lease.stall_counted = True
-            self._sources.stalled(source, now)
+            self._servers.stalled(server, now)
 
     def _wanted_connections(self) -> int:
         """The number asked for, or fewer on a very fast network; few to begin with."""
-        rates = [source.rate for source in self._sources.usable if source.rate]
+        rates = [server.rate for server in self._servers.usable if server.rate]
         if not rates:
             return min(self._options.connections, START_CONNECTIONS)
         few = int(FULL_BYTES_PER_S * len(rates) / sum(rates))
         return min(self._options.connections, max(MIN_CONNECTIONS, few))
 
     def _take_waiting(self, now: float) -> Lease | None:
-        """The first waiting lease that there is a source for."""
-        if self._sources.pick(now) is None:
+        """The first waiting lease that there is a server for."""
+        if self._servers.pick(now) is None:
             return None  # for no lease at all
-        picks: dict[frozenset[Source], Source | None] = {}
+        picks: dict[frozenset[Server], Server | None] = {}
         self._put_off = []
         waiting = self._blocks.find(lambda lease: self._can_place(lease, now, picks))
-        source = picks[waiting.avoid] if waiting is not None else None
-        if waiting is None or source is None:
+        server = picks[waiting.avoid] if waiting is not None else None
+        if waiting is None or server is None:
             return None
-        max_chunks = self._blocks.block_chunks(source.rate, self._options.connections)
-        if source.failures:
+        max_chunks = self._blocks.block_chunks(server.rate, self._options.connections)
+        if server.failures:
             max_chunks = BLOCK_CHUNKS  # on trial
-        if not source.has_ranges:
+        if not server.has_ranges:
             max_chunks = self._blocks.num_chunks  # all that follows comes in the same answer
-        return self._begin(self._blocks.take(max_chunks, waiting), source, now)
+        return self._begin(self._blocks.take(max_chunks, waiting), server, now)
 
     def _can_place(
-        self, lease: Lease, now: float, picks: dict[frozenset[Source], Source | None]
+        self, lease: Lease, now: float, picks: dict[frozenset[Server], Server | None]
     ) -> bool:
-        """Whether there is a source for a waiting lease, which `picks` then holds for its avoid."""
+        """Whether there is a server for a waiting lease, which `picks` then holds for its avoid."""
         if lease.put_off_at is not None and now - lease.put_off_at >= AVOID_S:
-            lease.avoid = frozenset()  # a suspect source is better than none
+            lease.avoid = frozenset()  # a suspect server is better than none
         if lease.avoid not in picks:
             picks[lease.avoid] = self._pick(now, lease.avoid)
         if picks[lease.avoid] is not None:
@@ -126,16 +126,16 @@ class Dealer:
         self._put_off.append(lease)
         return False
 
-    def _pick(self, now: float, avoid: frozenset[Source]) -> Source | None:
-        """A source that is not to be avoided; one that is, when there are no others at all."""
-        if self._sources.are_all or not avoid.issuperset(self._sources.usable):
-            return self._sources.pick(now, avoid)
+    def _pick(self, now: float, avoid: frozenset[Server]) -> Server | None:
+        """A server that is not to be avoided; one that is, when there are no others at all."""
+        if self._servers.are_all or not avoid.issuperset(self._servers.usable):
+            return self._servers.pick(now, avoid)
         return None
 
     def _lacks_source(self, lease: Lease, now: float) -> bool:
-        """Whether a waiting lease needs others than the sources that are known."""
+        """Whether a waiting lease needs others than the servers that are known."""
         assert lease.put_off_at is not None
-        return now - lease.put_off_at >= HEDGE_S or lease.avoid.issuperset(self._sources.usable)
+        return now - lease.put_off_at >= HEDGE_S or lease.avoid.issuperset(self._servers.usable)
 
     def _steal(self, now: float) -> Lease | None:
         """Near the end: half of the rest of a slow lease, for an idle connection."""
@@ -147,13 +147,13 @@ class Dealer:
             left_s = lease.remaining * CHUNK / (done / max(now - lease.started, 1e-3))
             if left_s > best_s:
                 best, best_s = lease, left_s
-        source = self._sources.pick(now, best.avoid) if best is not None else None
-        if best is None or source is None or not source.has_ranges:
+        server = self._servers.pick(now, best.avoid) if best is not None else None
+        if best is None or server is None or not server.has_ranges:
             return None
         self.num_steals += 1
-        return self._begin(self._blocks.split(best), source, now)
+        return self._begin(self._blocks.split(best), server, now)
 
-    def _begin(self, lease: Lease, source: Source, now: float) -> Lease:
-        lease.source, lease.started, lease.progress_at = source, now, now
-        source.active += 1
+    def _begin(self, lease: Lease, server: Server, now: float) -> Lease:
+        lease.server, lease.started, lease.progress_at = server, now, now
+        server.active += 1
         return lease

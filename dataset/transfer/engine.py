@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataset.federation.connection import NETWORK_ERRORS
 from dataset.federation.lookup import Lookup
 from dataset.federation.pelican import Verdict
-from dataset.federation.servers import Fault, Problem, Refusal, Source, Sources
+from dataset.federation.servers import Fault, Problem, Refusal, Server, Servers
 from dataset.transfer.blocks import Lease
 from dataset.transfer.chunk_sums import compute_all
 from dataset.transfer.dispatch import Dealer
@@ -29,28 +29,28 @@ BEHIND_NICENESS = 10
 
 
 class ObjectChanged(Exception):
-    """The object at the sources is no longer the one that the partial file holds."""
+    """The object at the servers is no longer the one that the partial file holds."""
 
 
 class OtherSizes(ObjectChanged):
-    """No source is left, and at least one reports another size."""
+    """No server is left, and at least one reports another size."""
 
 
 class Transfer:
     """Fetches what is missing in `store`; `run` returns when all has arrived and is checked.
 
-    One lock (the look-up's) guards blocks, sources and leases. Up to `connections` threads receive,
+    One lock (the look-up's) guards blocks, servers and leases. Up to `connections` threads receive,
     sum and write bytes without holding it; the caller's thread supervises.
     """
 
     def __init__(self, lookup: Lookup, store: ChunkStore) -> None:
-        self.lookup, self.options, self.sources = lookup, lookup.options, lookup.sources
+        self.lookup, self.options, self.servers = lookup, lookup.options, lookup.servers
         self.store, self.blocks = store, store.blocks
-        self.sources.are_all = lookup.target.scheme != "pelican" or lookup.target.directread
+        self.servers.are_all = lookup.target.scheme != "pelican" or lookup.target.directread
         self._receiver = Receiver(lookup.pool, lookup, self.blocks.size, self._take_in, store.waste)
         self._changed = threading.Condition(lookup.lock)
         self._wake = threading.Event()
-        self._dealer = Dealer(self.blocks, self.sources, self.options)
+        self._dealer = Dealer(self.blocks, self.servers, self.options)
         self.stays_behind = False  # connections leave the CPU to a hash that follows them
         self._num_threads = 0
         self._stopping = self._syncing = self._rereading = False
@@ -132,11 +132,11 @@ class Transfer:
         if self._dealer.watch(now):
             self._changed.notify_all()
         self._start_threads()
-        usable, needs_company = self.sources.usable, self._dealer.needs_company
-        is_stuck = needs_company or all(source.failures for source in usable)
+        usable, needs_company = self.servers.usable, self._dealer.needs_company
+        is_stuck = needs_company or all(server.failures for server in usable)
         if is_stuck and self.lookup.is_due(now):
             threading.Thread(target=self._look_up, args=(needs_company,), daemon=True).start()
-        if not usable and _has_other_size(self.sources):
+        if not usable and _has_other_size(self.servers):
             raise OtherSizes(self.lookup.describe_problems())
         self.lookup.check_patience(now, self._last_progress)
         if self.store.unsynced_bytes >= SYNC_BYTES and not self._syncing:
@@ -153,7 +153,7 @@ class Transfer:
         self.lookup.refresh(with_origin)
         with self._changed:
             if with_origin and self.lookup.answer.verdict is not Verdict.PASSING:
-                self.sources.are_all = True
+                self.servers.are_all = True
 
     def _sync(self) -> None:
         try:
@@ -199,29 +199,29 @@ class Transfer:
 
     def _serve(self, lease: Lease, buffer: memoryview) -> None:
         """Receives a lease and records the result."""
-        source, problem = lease.source, None
-        assert source is not None
+        server, problem = lease.server, None
+        assert server is not None
         try:
             self._receiver.receive(lease, buffer)
         except OtherSize as error:
-            source.refused = Refusal(Fault.OTHER_SIZE, f"({error})")
-            problem = Problem(str(source.refused))
+            server.refused = Refusal(Fault.OTHER_SIZE, f"({error})")
+            problem = Problem(str(server.refused))
         except OtherVersion as error:
-            raise ObjectChanged(f"{source.label}: {error}") from None
+            raise ObjectChanged(f"{server.label}: {error}") from None
         except NETWORK_ERRORS as error:
             if getattr(error, "filename", None) is not None:
                 raise  # a local file, not the network
             problem = read_problem(error)
         with self._changed:
-            self._settle(lease, source, problem or Problem("ended early"))
+            self._settle(lease, server, problem or Problem("ended early"))
             self._changed.notify_all()
 
-    def _settle(self, lease: Lease, source: Source, problem: Problem) -> None:
+    def _settle(self, lease: Lease, server: Server, problem: Problem) -> None:
         now = time.monotonic()
         self._dealer.out.discard(lease)
-        source.active -= 1
-        source.seconds += now - lease.started
-        source.bytes += lease.received
+        server.active -= 1
+        server.seconds += now - lease.started
+        server.bytes += lease.received
         if lease.cancelled == "lost":
             self.store.waste.hedged += lease.lost_bytes(lease.beaten_by)
             return
@@ -230,19 +230,19 @@ class Transfer:
         if self._stopping:
             return
         if lease.position >= lease.end:
-            self.sources.delivered(source, (lease.end - lease.first) * CHUNK, now - lease.started)
+            self.servers.delivered(server, (lease.end - lease.first) * CHUNK, now - lease.started)
             return
         self.blocks.give_back(lease)
         if not lease.cancelled:
-            self.lookup.tell(source.label, problem.text)
+            self.lookup.tell(server.label, problem.text)
             has_delivered = lease.position > lease.first
-            self.sources.failed(source, now, problem, has_delivered)
+            self.servers.failed(server, now, problem, has_delivered)
         if problem.is_denied:
             self.lookup.reread_token()
 
     def _take_in(self, lease: Lease, view: memoryview, seconds: float) -> None:
         """Stores one received chunk, and ends the race with a rival."""
-        assert lease.source is not None
+        assert lease.server is not None
         values = compute_all(self.store.sums.kinds, view)
 
         def end_race() -> None:
@@ -253,10 +253,10 @@ class Transfer:
                 loser.cancel("lost")
 
         known = lease.known
-        helper = lease.donor.source if known and lease.donor is not None else None
-        is_new = self.store.write(lease.position, lease.source, view, values, end_race, helper)
+        helper = lease.donor.server if known and lease.donor is not None else None
+        is_new = self.store.write(lease.position, lease.server, view, values, end_race, helper)
         with self._changed:
-            lease.source.bytes -= known  # those came over the rival's connection
+            lease.server.bytes -= known  # those came over the rival's connection
             lease.partial = lease.donated = 0
             lease.position += 1
             if is_new:
@@ -269,8 +269,8 @@ class Transfer:
                 self._changed.notify_all()
 
 
-def _has_other_size(sources: Sources) -> bool:
-    refusals = [source.refused for source in sources.all if source.refused is not None]
+def _has_other_size(servers: Servers) -> bool:
+    refusals = [server.refused for server in servers.all if server.refused is not None]
     return any(refusal.fault is Fault.OTHER_SIZE for refusal in refusals)
 
 

@@ -22,7 +22,7 @@ from dataset.errors import DataError
 from dataset.federation.connection import Pool
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
-from dataset.federation.servers import Source
+from dataset.federation.servers import Server
 from dataset.fetch import digests, size, verify
 from dataset.fetch.digests import DigestAsker, ServerDigest
 from dataset.fetch.request import Request, Summary
@@ -94,7 +94,7 @@ def check_books(summary: Summary) -> None:
     """Every byte is counted, at its source and, if it came twice, by its cause."""
     twice = sum(summary.bytes_twice.values())
     assert summary.fetched_bytes == summary.size - summary.resumed_bytes + twice
-    assert sum(source["bytes"] for source in summary.sources) == summary.fetched_bytes
+    assert sum(server["bytes"] for server in summary.sources) == summary.fetched_bytes
 
 
 @pytest.mark.parametrize("has_origin", [True, False], ids=["origin", "no_origin"])
@@ -108,7 +108,7 @@ def test_the_one_of_two_caches_that_corrupts_is_found(
         summary = fetch(director, tmp_path)
     assert (tmp_path / "object.bin").read_bytes() == CONTENT
     assert not any("starting over" in note for note in summary.notes)
-    refused = [source["source"] for source in summary.sources if source["refused"]]
+    refused = [server["source"] for server in summary.sources if server["refused"]]
     assert refused == [places[wrong]]
     check_books(summary)
     if has_origin:  # it tells at once who is wrong: nothing that was right is fetched again
@@ -122,7 +122,7 @@ def test_an_origin_that_corrupts_gives_way_to_a_cache_that_does_not(tmp_path: Pa
     with federation(caches, damage(CONTENT, at=4)) as (director, *places):
         summary = fetch(director, tmp_path)
     assert (tmp_path / "object.bin").read_bytes() == CONTENT
-    assert places[1] not in [source["source"] for source in summary.sources if source["refused"]]
+    assert places[1] not in [server["source"] for server in summary.sources if server["refused"]]
     check_books(summary)
 
 
@@ -137,7 +137,7 @@ def test_chunks_of_an_object_that_was_another_one_do_not_speak_against_its_cache
         summary = fetch(director, tmp_path)
     assert (tmp_path / "object.bin").read_bytes() == CONTENT
     assert summary.resumed_bytes == SIZE
-    assert not any(source["refused"] for source in summary.sources)
+    assert not any(server["refused"] for server in summary.sources)
     check_books(summary)
 
 
@@ -147,7 +147,7 @@ def test_sources_that_all_corrupt_are_exit_3_and_named(tmp_path: Path) -> None:
         fetch(director, tmp_path)
     assert "fails verification" in str(caught.value)
     (summary,) = caught.value.summaries  # type: ignore[attr-defined]
-    assert {source["source"] for source in summary.sources} == set(places)
+    assert {server["source"] for server in summary.sources} == set(places)
     assert all(any(f"{place}: other bytes" in n for n in summary.notes) for place in places)
     check_books(summary)
     assert not (tmp_path / "object.bin").exists()
@@ -199,7 +199,7 @@ def test_a_reference_that_fails_is_left_after_a_few_tries(
     monkeypatch.setattr(verify, "RUN_CHUNKS", 2)
     asked = []
 
-    def fail(lookup: object, store: object, reference: Source, *run: int) -> None:
+    def fail(lookup: object, store: object, reference: Server, *run: int) -> None:
         asked.append(reference.label)
         raise OSError("refused")
 
@@ -226,7 +226,7 @@ def test_an_answer_that_drips_is_given_up_while_comparing(start: str) -> None:
     lookup.pool, lookup.options.stall_s, store.blocks.size = Pool(5.0), 0.2, CHUNK
     lookup.headers.return_value = {}
     with serving(b"", drip) as (url, _), pytest.raises(ProtocolError, match="stalled"):
-        verify._compare_run(lookup, store, Source(url, "cache"), 0, 1)
+        verify._compare_run(lookup, store, Server(url, "cache"), 0, 1)
 
 
 def test_a_digest_of_an_earlier_start_counts_when_nobody_tells_one_now(

@@ -5,29 +5,29 @@ from __future__ import annotations
 import random
 
 from dataset.federation.lookup import Options
-from dataset.federation.servers import Source, Sources
+from dataset.federation.servers import Server, Servers
 from dataset.transfer.blocks import BlockMap, Lease
 from dataset.transfer.dispatch import AVOID_S, FIRST_HEDGE_S, Dealer
 from dataset.transfer.journal import CHUNK
 
 
-def make(num_sources: int, num_chunks: int = 16) -> tuple[Dealer, BlockMap, list[Source]]:
-    sources = Sources(3, random.Random(0))
-    sources.update([f"http://c{n}/x" for n in range(num_sources)], wants_token=False)
+def make(num_sources: int, num_chunks: int = 16) -> tuple[Dealer, BlockMap, list[Server]]:
+    servers = Servers(3, random.Random(0))
+    servers.update([f"http://c{n}/x" for n in range(num_sources)], wants_token=False)
     blocks = BlockMap(num_chunks * CHUNK)
-    return Dealer(blocks, sources, Options(connections=4)), blocks, sources.all
+    return Dealer(blocks, servers, Options(connections=4)), blocks, servers.all
 
 
-def make_head_avoid(blocks: BlockMap, source: Source) -> Lease:
+def make_head_avoid(blocks: BlockMap, server: Server) -> Lease:
     """The first 4 MiB were wrong from this source."""
     head = blocks.take(4, blocks.peek())
-    head.avoid = frozenset({source})
+    head.avoid = frozenset({server})
     blocks.put(head)
     return head
 
 
-def rest(source: Source, until: float) -> None:
-    source.failures, source.blocked_until, source.told_to_wait_until = 1, until, until
+def rest(server: Server, until: float) -> None:
+    server.failures, server.blocked_until, server.told_to_wait_until = 1, until, until
 
 
 def test_a_head_that_cannot_be_placed_does_not_hold_up_what_follows() -> None:
@@ -36,7 +36,7 @@ def test_a_head_that_cannot_be_placed_does_not_hold_up_what_follows() -> None:
     rest(resting, until=300.0)
     lease = dealer.deal(0.0)
     assert lease is not None
-    assert (lease.first, lease.end, lease.source) == (4, 8, healthy)
+    assert (lease.first, lease.end, lease.server) == (4, 8, healthy)
     assert blocks.peek() is not None, "the head is still waiting"
 
 
@@ -49,9 +49,9 @@ def test_a_head_that_cannot_be_placed_asks_for_others_and_goes_to_them() -> None
     assert not dealer.needs_company, "a moment is no reason for a look-up"
     dealer.watch(1.5)
     assert dealer.needs_company
-    dealer._sources.update(["http://origin/x"], wants_token=False, is_origin=True)
+    dealer._servers.update(["http://origin/x"], wants_token=False, is_origin=True)
     assert dealer.deal(2.0) is head
-    assert head.source is not None and head.source.is_origin
+    assert head.server is not None and head.server.is_origin
     dealer.watch(2.5)
     assert not dealer.needs_company
 
@@ -63,7 +63,7 @@ def test_what_should_be_avoided_is_asked_when_nobody_else_came() -> None:
     assert dealer.deal(0.0) is None
     assert dealer.deal(AVOID_S - 1) is None
     assert dealer.deal(AVOID_S) is head
-    assert head.source is healthy
+    assert head.server is healthy
 
 
 def test_a_block_that_all_sent_wrong_waits_for_the_origin_and_no_longer() -> None:
@@ -72,7 +72,7 @@ def test_a_block_that_all_sent_wrong_waits_for_the_origin_and_no_longer() -> Non
     assert dealer.deal(0.0) is None
     dealer.watch(0.0)
     assert dealer.needs_company
-    dealer._sources.are_all = True  # the director named nobody else
+    dealer._servers.are_all = True  # the director named nobody else
     assert dealer.deal(0.1) is head
 
 
@@ -91,12 +91,12 @@ def test_first_connections_that_all_fall_silent_are_hedged_after_seconds() -> No
     dealer, _, (silent, other) = make(2)
     other.blocked_until = 0.5
     lease = dealer.deal(0.0)
-    assert lease is not None and lease.source is silent
+    assert lease is not None and lease.server is silent
     assert not dealer.watch(FIRST_HEDGE_S - 0.1), "a cold cache takes a moment"
     assert dealer.watch(FIRST_HEDGE_S)
     rival = dealer.deal(FIRST_HEDGE_S)
     assert rival is lease.rival
-    assert rival is not None and rival.source is other
+    assert rival is not None and rival.server is other
 
 
 def test_a_first_connection_that_trickles_is_not_hedged() -> None:
@@ -112,6 +112,6 @@ def test_a_silent_block_is_not_hedged_to_those_that_sent_it_wrong() -> None:
     dealer, blocks, (wrong, silent) = make(2, num_chunks=4)
     make_head_avoid(blocks, wrong)
     lease = dealer.deal(0.0)
-    assert lease is not None and lease.source is silent
+    assert lease is not None and lease.server is silent
     assert not dealer.watch(FIRST_HEDGE_S)
     assert dealer.needs_company
