@@ -108,7 +108,7 @@ def extract_archive(
         )
     identity = identify(job)
     with OutputFolder(job.output_dir, job.split) as folder:
-        facts = folder.is_done(identity, recheck=digest is not None)
+        facts = folder.take_up(identity, recheck=digest is not None)
         if facts:
             return Result(**facts["result"], seconds=time.monotonic() - start_s)
         extract = _extract_streamed if kind == "gzip" else _extract_planned

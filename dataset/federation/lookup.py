@@ -215,7 +215,9 @@ class Lookup:
     def check_patience(self, now: float, last_progress: float) -> None:
         """Raises when the failure is final (exit 2) or has lasted too long (exit 75)."""
         with self.lock:
-            agreed = self._agreement()
+            agreed = self._find_agreement()
+            if agreed == "denied" and self.reread_token():
+                agreed = None  # that was about the old token
             if agreed is None:
                 self._agreed_since = None
             elif self._agreed_since is None or self._agreed_since[0] != agreed:
@@ -241,7 +243,7 @@ class Lookup:
         is_repeated = self.num_lookups > self._lookups_before
         return self.answer.verdict is not Verdict.DENIED or is_repeated
 
-    def _agreement(self) -> str | None:
+    def _find_agreement(self) -> str | None:
         """'missing' or 'denied' when the director itself and every server say so."""
         verdict = self.answer.verdict
         if self.target.scheme == "file":
@@ -249,7 +251,7 @@ class Lookup:
         # While any server works, the director's refusal does not matter.
         is_stuck = all(server.failures for server in self.servers.usable)
         denied = (verdict is Verdict.DENIED and is_stuck) or self.servers.agree_on("denied")
-        if denied and not self.reread_token():
+        if denied:
             return "denied"
         if verdict is Verdict.MISSING:
             gone = not self.servers.usable or self.servers.agree_on("missing")

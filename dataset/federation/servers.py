@@ -1,4 +1,7 @@
-"""The servers that hold an object: which to ask next, and what each did; no network here."""
+"""The servers that hold an object: which to ask next, and what each did; no network here.
+
+All that is known of a server is written in this file alone, by the verbs of `Server` and `Servers`.
+"""
 
 from __future__ import annotations
 
@@ -59,31 +62,34 @@ class Problem(NamedTuple):
 class Server:
     """One server's copy of the object, with its history in this transfer."""
 
+    # Its address
     url: str  # where to ask; may hold secrets in its query
     label: str  # its name in logs and summaries
     wants_token: bool = False
     is_origin: bool = False
-    number: int = -1  # its place in the journal; -1 before it delivered anything
-    active: int = 0
-    asked_at: float = 0.0  # when it was last asked for the size
+    redirected: str | None = None  # where its redirect led, until that fails
+    # What its answers tell of the object
+    has_ranges: bool = True
+    gave_range: bool = False  # it has answered a range with that range
+    etag: str | None = None
+    # Its health
+    active: int = 0  # requests that are under way
+    asked_at: float = 0.0  # when the last of them began
     rate: float = 0.0  # bytes/s of one connection, smoothed; 0 before the first answer
     failures: int = 0  # in a row
     blocked_until: float = 0.0
     told_to_wait_until: float = 0.0  # its Retry-After
     failed_at: float = 0.0
-    refused: Refusal | None = None  # why it is not asked any more
-    has_ranges: bool = True
-    gave_range: bool = False  # it has answered a range with that range
-    etag: str | None = None
-    redirected: str | None = None  # where its redirect led, until that fails
     last_problem: str = ""
     missing: bool = False  # its last answer was 404
     denied: bool = False  # its last answer was 401 or 403
-    wrong_blocks: int = 0
+    refused: Refusal | None = None  # why it is not asked any more
     was_trusted: bool = False  # others were refused because they differ from it
+    # Its tally, for the summary
     bytes: int = 0
     seconds: float = 0.0
     stalls: int = 0
+    wrong_blocks: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
     def is_free(self, now: float, is_idle: bool) -> bool:
@@ -92,6 +98,48 @@ class Server:
             return True
         may_hurry = is_idle and self.failures <= MAX_IMPATIENT and self.told_to_wait_until <= now
         return may_hurry and now - self.failed_at >= IMPATIENT_S
+
+    def begin(self, now: float) -> None:
+        """A request is on its way."""
+        self.active += 1
+        self.asked_at = now
+
+    def end(self, seconds: float = 0.0) -> None:
+        """The request is over; `seconds` count for the summary."""
+        self.active -= 1
+        self.seconds += seconds
+
+    def count_bytes(self, num_bytes: int) -> None:
+        """Bytes came from it; a negative number takes back what was counted."""
+        self.bytes += num_bytes
+
+    def note_answer(self, etag: str | None, is_range: bool, was_range_asked: bool = True) -> None:
+        """Bytes of the object came as an answer, as a range or as the whole."""
+        self.note_etag(etag)
+        self.gave_range = self.gave_range or is_range
+        self.has_ranges = (self.has_ranges and is_range) or not was_range_asked
+
+    def note_etag(self, etag: str | None) -> None:
+        """The first ETag counts: a later one that differs is another version."""
+        self.etag = self.etag or etag
+
+    def redirect(self, target: str | None) -> None:
+        """Later requests go to the target at once; None: to its own address."""
+        self.redirected = target
+
+    def refuse(self, fault: Fault, detail: str = "") -> None:
+        """It is not asked any more."""
+        self.refused = Refusal(fault, detail)
+
+    def refuse_bytes(self, other: Server, num_wrong: int) -> None:
+        """It is not asked any more, because its bytes differ from those of another server."""
+        self.refuse(Fault.OTHER_BYTES, other.label)
+        self.wrong_blocks += num_wrong
+        self.errors["wrong bytes"] += num_wrong
+
+    def trust(self) -> None:
+        """Others are refused because they differ from it."""
+        self.refused, self.was_trusted = None, True
 
     def describe(self) -> dict[str, Any]:
         """The server in the summary."""
@@ -131,6 +179,14 @@ class Servers:
             known[url] = Server(url, name_server(url), wants_token, is_origin)
             self.all.append(known[url])
 
+    def forget(self) -> None:
+        """Drops them with their history: the next look-up names those of today."""
+        self.all.clear()
+
+    def note_all(self, are_all: bool = True) -> None:
+        """Whether the director has named all that there are, the origin too."""
+        self.are_all = are_all
+
     @property
     def usable(self) -> list[Server]:
         return [server for server in self.all if not server.refused]
@@ -160,10 +216,6 @@ class Servers:
     def has_other(self, avoid: Collection[Server], now: float) -> bool:
         """Whether another server than these could take over right now."""
         return any(s not in avoid and s.blocked_until <= now for s in self.usable)
-
-    def next_free(self) -> float:
-        """When the first blocked server may be asked again."""
-        return min((server.blocked_until for server in self.usable), default=0.0)
 
     def delivered(self, server: Server, num_bytes: int, seconds: float) -> None:
         """One whole answer arrived."""
@@ -211,7 +263,7 @@ class Servers:
         server.errors["wrong bytes"] += 1
         others = [s for s in self.usable if s is not server]
         if server.wrong_blocks >= MAX_WRONG_BLOCKS and others and is_alone:
-            server.refused = Refusal(Fault.WRONG_BYTES)
+            server.refuse(Fault.WRONG_BYTES)
 
     def unblock(self) -> None:
         """Ends all rests, after the token changed."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from dataset import checksum
 from dataset.durable import sync
@@ -88,7 +89,9 @@ def fetch_object(
 
 
 def _fetch(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
-    if _is_done(job, summary, lookup.options.require_digest):
+    record = _find_record(job)
+    if record is not None:
+        _accept_record(job, record, summary, lookup.options.require_digest)
         return
     adopt_older(job.path, job.target.identity, job.ledger.knows)
     odd_size: int | None = None
@@ -97,7 +100,7 @@ def _fetch(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
         summary.size = find_size(lookup, before.size if before is not None else None)
         if summary.size != odd_size and _is_odd(job, before, summary.size):
             odd_size = summary.size  # a broken answer may claim any size: ask once more
-            lookup.servers.all.clear()
+            lookup.servers.forget()
             continue
         job = job.with_published(summary.size)
         if os.path.lexists(job.path):
@@ -109,11 +112,11 @@ def _fetch(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
             return
         except OtherSizes as error:  # ask again; if the size is the same, the partial file stays
             summary.say(f"the object seems to have another size now ({error}); asking again")
-            lookup.servers.all.clear()
+            lookup.servers.forget()
         except (ObjectChanged, TooDifferent) as error:
             summary.say(f"the object changed at its source ({error}); starting over")
             discard(job.path)
-            lookup.servers.all.clear()
+            lookup.servers.forget()
     raise PassingError(f"{job.target.identity} keeps changing at its source; try again later")
 
 
@@ -135,12 +138,18 @@ def _is_odd(job: FetchJob, before: Arrivals | None, size: int) -> bool:
     return False
 
 
-def _is_done(job: FetchJob, summary: Summary, must_verify: bool) -> bool:
-    """Whether the file was fetched and verified before; for a new digest it is verified again."""
+def _find_record(job: FetchJob) -> dict[str, Any] | None:
+    """The record of a file that was fetched before and verified with the digests given now."""
     record = job.ledger.find(job.path, job.target.identity)
     known = record.get("digests", {}) if record else {}
-    if record is None or any(known.get(kind) != value for kind, value in job.given.items()):
-        return False
+    is_same = all(known.get(kind) == value for kind, value in job.given.items())
+    return record if is_same else None
+
+
+def _accept_record(
+    job: FetchJob, record: Mapping[str, Any], summary: Summary, must_verify: bool
+) -> None:
+    """Takes the file that is here; one that was never verified is, if its digest is known now."""
     summary.size = summary.resumed_bytes = record["size"]
     summary.verified = list(record.get("verified", ()))
     job = job.with_published(record["size"])
@@ -152,7 +161,6 @@ def _is_done(job: FetchJob, summary: Summary, must_verify: bool) -> bool:
     by = ", ".join(summary.verified) or "its size alone"
     summary.say(f"{job.path.name} is here already, verified by {by}")
     discard(job.path)  # what a kill between the last two steps of a fetch left
-    return True
 
 
 def _read_checks(job: FetchJob, summary: Summary) -> BlockChecks | None:
@@ -232,7 +240,7 @@ def _compare_etags(lookup: Lookup, arrivals: Arrivals) -> None:
         known = arrivals.etags.get(server.label)
         if known is not None and server.etag is not None and known != server.etag:
             raise ObjectChanged(f"{server.label}: its ETag was {known} and is {server.etag}")
-        server.etag = server.etag or known
+        server.note_etag(known)
 
 
 def _run(

@@ -15,7 +15,7 @@ from dataset.federation.connection import NETWORK_ERRORS, Answer
 from dataset.federation.document import RIVAL_S, Watch, watching
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
-from dataset.federation.servers import Fault, Refusal, Server
+from dataset.federation.servers import Fault, Server
 from dataset.spelling import decode
 from dataset.transfer.receive import (
     OtherSize,
@@ -66,7 +66,7 @@ def find_size(lookup: Lookup, known: int | None = None) -> int:
             if size is not None:
                 for server in voters:
                     if votes[server] != size:
-                        server.refused = Refusal(Fault.OTHER_SIZE, f"({votes[server]} bytes)")
+                        server.refuse(Fault.OTHER_SIZE, f"({votes[server]} bytes)")
                 return size
         time.sleep(TICK_S if votes or now - started > QUICK_S else TICK_S / 10)
         _check_patience(lookup, votes, started)
@@ -144,8 +144,7 @@ def _ask_more(
             num_open = sum(s in votes or (s.active > 0 and not _is_silent(s, now)) for s in usable)
             is_free = server not in votes and not server.active and server.blocked_until <= now
             if is_free and num_open < wanted:
-                server.active += 1
-                server.asked_at = now
+                server.begin(now)
                 _start(lookup, crashes, partial(_ask_size, lookup, server, votes))
 
 
@@ -174,7 +173,7 @@ def _ask_size(lookup: Lookup, server: Server, votes: dict[Server, int]) -> None:
     except NETWORK_ERRORS as error:
         problem = read_problem(error)
     with lookup.lock:
-        server.active -= 1
+        server.end()
         if problem is None:
             votes[server] = size
         else:
@@ -200,8 +199,8 @@ def _ask_size_once(lookup: Lookup, server: Server, watch: Watch) -> int:
             # XRootD 5.5 says this of an empty object, and so may a broken server of another one.
             answer.connection.close()
             answer = open_range(lookup.pool, lookup, server, 0, None, watch.hold)
-        check_answer(answer, 0, 1, None, server)
-        server.has_ranges = server.has_ranges or is_plain  # it was not asked for one
+        found = check_answer(answer, 0, 1, None, server)
+        server.note_answer(found.etag, found.is_range, was_range_asked=not is_plain)
         if answer.status == 206:
             size = parse_content_range(answer)[2]
             if answer.readinto(memoryview(bytearray(1))) != 1:

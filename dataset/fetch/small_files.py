@@ -130,7 +130,7 @@ class SmallFiles:
             one, now = self._queue.popleft(), time.monotonic()
             server = None if one.is_lost else self._lookup.servers.pick(now, one.avoid)
             if server is not None:
-                server.active += 1
+                server.begin(now)
                 one.progress_at = now
                 self._open[one] = server
             return one
@@ -163,10 +163,9 @@ class SmallFiles:
         with self._changed:
             now, size = time.monotonic(), one.entry.size or 0
             del self._open[one]
-            server.active -= 1
-            server.seconds += now - began
+            server.end(now - began)
             if is_kept:
-                server.bytes += size
+                server.count_bytes(size)
                 self._lookup.servers.delivered(server, size, now - began)
                 self._settle()
             elif problem is not None and not one.is_lost:

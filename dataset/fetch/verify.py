@@ -14,7 +14,7 @@ from dataset.errors import DataError, UserError
 from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
 from dataset.federation.document import Watch, fill, watching
 from dataset.federation.lookup import Lookup
-from dataset.federation.servers import MAX_WRONG_BLOCKS, Fault, Refusal, Server
+from dataset.federation.servers import MAX_WRONG_BLOCKS, Fault, Server
 from dataset.fetch.digests import ServerDigest
 from dataset.fetch.request import Summary
 from dataset.transfer.chunk_sums import compute_all, hash_file
@@ -177,12 +177,10 @@ def trust_reference(lookup: Lookup, store: ChunkStore, found: TooDifferent) -> s
     guilty = {name for name, count in counts.items() if count >= MAX_WRONG_BLOCKS} or set(counts)
     now_wrong = Counter(repair.sender for repair in found.repairs if repair.is_new)
     with lookup.lock:
-        reference.refused, reference.was_trusted = None, True
+        reference.trust()
         for server in lookup.servers.all:
             if server.label in guilty & now_wrong.keys():
-                server.refused = Refusal(Fault.OTHER_BYTES, reference.label)
-                server.wrong_blocks += now_wrong[server.label]
-                server.errors["wrong bytes"] += now_wrong[server.label]
+                server.refuse_bytes(reference, now_wrong[server.label])
     num_bytes = store.drop_from(guilty)
     names = ", ".join(sorted(guilty))
     return f"{names}: other bytes than {reference.label}; {num_bytes >> 20} MiB are fetched again"
@@ -222,15 +220,16 @@ def _compare_watched(
     repaired = []
     keep = False
     try:
-        skip = check_answer(answer, start, stop, size, reference)
-        if skip or not reference.has_ranges:
+        found = check_answer(answer, start, stop, size, reference)
+        reference.note_answer(found.etag, found.is_range)
+        if found.skip or not reference.has_ranges:
             return []
         buffer = memoryview(bytearray(CHUNK))
         for chunk in range(first, end):
             view = buffer[: chunk_length(chunk, size)]
             fill(answer.readinto, view, watch.note_progress)
             with lookup.lock:
-                reference.bytes += len(view)
+                reference.count_bytes(len(view))
                 store.waste.compared += len(view)
             values = compute_all(store.sums.kinds, view)
             if values != store.sums.get(chunk):

@@ -65,26 +65,23 @@ class Dealer:
             self._count_stall(lease, server, now)
             lease.cancel("stalled")
             return True
-        if lease.rival is None and self._wants_hedge(lease, idle_s, now):
-            self._count_stall(lease, server, now)
-            self.num_hedges += 1
-            self._blocks.hedge(lease)
-            return True
-        return False
-
-    def _wants_hedge(self, lease: Lease, idle_s: float, now: float) -> bool:
-        """Silent for max(1 s, 3 x the median block time), while another server is available."""
-        assert lease.server is not None
-        median_s = self._blocks.median_block_s()
-        if idle_s < (FIRST_HEDGE_S if median_s is None else max(HEDGE_S, 3 * median_s)):
+        if lease.rival is not None or idle_s < self._find_patience_s():
             return False
-        has_other = self._servers.has_other(lease.avoid | {lease.server}, now)
-        self.needs_company = self.needs_company or not has_other
-        return has_other
+        if not self._servers.has_other(lease.avoid | {server}, now):
+            self.needs_company = True
+            return False
+        self._count_stall(lease, server, now)
+        self.num_hedges += 1
+        self._blocks.hedge(lease)
+        return True
+
+    def _find_patience_s(self) -> float:
+        """How long a block may be silent before it is hedged: 3 x the median time, 1 s at least."""
+        median_s = self._blocks.median_block_s()
+        return FIRST_HEDGE_S if median_s is None else max(HEDGE_S, 3 * median_s)
 
     def _count_stall(self, lease: Lease, server: Server, now: float) -> None:
-        if not lease.stall_counted:
-            lease.stall_counted = True
+        if lease.note_stall():
             self._servers.stalled(server, now)
 
     def _wanted_connections(self) -> int:
@@ -99,32 +96,28 @@ class Dealer:
         """The first waiting lease that there is a server for."""
         if self._servers.pick(now) is None:
             return None  # for no lease at all
-        picks: dict[frozenset[Server], Server | None] = {}
+        picks: dict[frozenset[Server], Server | None] = {}  # the same for all with the same avoid
         self._put_off = []
-        waiting = self._blocks.find(lambda lease: self._can_place(lease, now, picks))
-        server = picks[waiting.avoid] if waiting is not None else None
-        if waiting is None or server is None:
-            return None
+        for waiting in self._blocks.iter_waiting():
+            if waiting.put_off_at is not None and now - waiting.put_off_at >= AVOID_S:
+                waiting.accept_any()
+            if waiting.avoid not in picks:
+                picks[waiting.avoid] = self._pick(now, waiting.avoid)
+            server = picks[waiting.avoid]
+            if server is not None:
+                return self._take(waiting, server, now)
+            waiting.put_off(now)
+            self._put_off.append(waiting)
+        return None
+
+    def _take(self, waiting: Lease, server: Server, now: float) -> Lease:
+        """As much of a waiting lease as the server should get in one request."""
         max_chunks = self._blocks.block_chunks(server.rate, self._options.connections)
         if server.failures:
             max_chunks = BLOCK_CHUNKS  # on trial
         if not server.has_ranges:
             max_chunks = self._blocks.num_chunks  # all that follows comes in the same answer
         return self._begin(self._blocks.take(max_chunks, waiting), server, now)
-
-    def _can_place(
-        self, lease: Lease, now: float, picks: dict[frozenset[Server], Server | None]
-    ) -> bool:
-        """Whether there is a server for a waiting lease, which `picks` then holds for its avoid."""
-        if lease.put_off_at is not None and now - lease.put_off_at >= AVOID_S:
-            lease.avoid = frozenset()  # a suspect server is better than none
-        if lease.avoid not in picks:
-            picks[lease.avoid] = self._pick(now, lease.avoid)
-        if picks[lease.avoid] is not None:
-            return True
-        lease.put_off_at = now if lease.put_off_at is None else lease.put_off_at
-        self._put_off.append(lease)
-        return False
 
     def _pick(self, now: float, avoid: frozenset[Server]) -> Server | None:
         """A server that is not to be avoided; one that is, when there are no others at all."""
@@ -154,6 +147,6 @@ class Dealer:
         return self._begin(self._blocks.split(best), server, now)
 
     def _begin(self, lease: Lease, server: Server, now: float) -> Lease:
-        lease.server, lease.started, lease.progress_at = server, now, now
-        server.active += 1
+        lease.begin(server, now)
+        server.begin(now)
         return lease

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataset.federation.connection import NETWORK_ERRORS
 from dataset.federation.lookup import Lookup
 from dataset.federation.pelican import Verdict
-from dataset.federation.servers import Fault, Problem, Refusal, Server, Servers
+from dataset.federation.servers import Fault, Problem, Server, Servers
 from dataset.transfer.blocks import Lease
 from dataset.transfer.chunk_sums import compute_all
 from dataset.transfer.dispatch import Dealer
@@ -46,7 +46,7 @@ class Transfer:
     def __init__(self, lookup: Lookup, store: ChunkStore) -> None:
         self.lookup, self.options, self.servers = lookup, lookup.options, lookup.servers
         self.store, self.blocks = store, store.blocks
-        self.servers.are_all = lookup.target.scheme != "pelican" or lookup.target.directread
+        self.servers.note_all(lookup.target.scheme != "pelican" or lookup.target.directread)
         self._receiver = Receiver(lookup.pool, lookup, self.blocks.size, self._take_in, store.waste)
         self._changed = threading.Condition(lookup.lock)
         self._wake = threading.Event()
@@ -153,7 +153,7 @@ class Transfer:
         self.lookup.refresh(with_origin)
         with self._changed:
             if with_origin and self.lookup.answer.verdict is not Verdict.PASSING:
-                self.servers.are_all = True
+                self.servers.note_all()
 
     def _sync(self) -> None:
         try:
@@ -204,7 +204,7 @@ class Transfer:
         try:
             self._receiver.receive(lease, buffer)
         except OtherSize as error:
-            server.refused = Refusal(Fault.OTHER_SIZE, f"({error})")
+            server.refuse(Fault.OTHER_SIZE, f"({error})")
             problem = Problem(str(server.refused))
         except OtherVersion as error:
             raise ObjectChanged(f"{server.label}: {error}") from None
@@ -219,9 +219,8 @@ class Transfer:
     def _settle(self, lease: Lease, server: Server, problem: Problem) -> None:
         now = time.monotonic()
         self._dealer.out.discard(lease)
-        server.active -= 1
-        server.seconds += now - lease.started
-        server.bytes += lease.received
+        server.end(now - lease.started)
+        server.count_bytes(lease.received)
         if lease.cancelled == "lost":
             self.store.waste.hedged += lease.lost_bytes(lease.beaten_by)
             return
@@ -256,9 +255,8 @@ class Transfer:
         helper = lease.donor.server if known and lease.donor is not None else None
         is_new = self.store.write(lease.position, lease.server, view, values, end_race, helper)
         with self._changed:
-            lease.server.bytes -= known  # those came over the rival's connection
-            lease.partial = lease.donated = 0
-            lease.position += 1
+            lease.server.count_bytes(-known)  # those came over the rival's connection
+            lease.end_chunk()
             if is_new:
                 self.blocks.record_chunk_time(seconds)
                 self._last_progress = time.monotonic()

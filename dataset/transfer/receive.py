@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from dataset.federation.connection import (
@@ -87,8 +87,18 @@ class FileBody:
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+)\s*", re.IGNORECASE)
 
 
-def check_answer(answer: Answer, start: int, end: int, size: int | None, server: Server) -> int:
-    """How many body bytes lie before `start`; raises unless the answer is bytes [start, end).
+class GoodAnswer(NamedTuple):
+    """What an answer that passed its checks tells of the object."""
+
+    skip: int  # body bytes before those that were asked for
+    etag: str | None
+    is_range: bool
+
+
+def check_answer(
+    answer: Answer, start: int, end: int, size: int | None, server: Server
+) -> GoodAnswer:
+    """What the answer tells; raises unless it is bytes [start, end), or the whole object.
 
     Everything that could put a wrong byte into the file is refused here: another status, a
     Content-Range other than asked for, another size of the object, more or fewer bytes.
@@ -105,7 +115,6 @@ def check_answer(answer: Answer, start: int, end: int, size: int | None, server:
     etag = _own_etag(answer, server)
     if server.etag is not None and etag is not None and etag != server.etag:
         raise OtherVersion(f"its ETag was {server.etag} and is {etag}")
-    server.etag = server.etag or etag
     if answer.status == 200:
         if _is_page(answer):
             raise ProtocolError("an HTML page instead of the object; is a login needed?")
@@ -117,11 +126,9 @@ def check_answer(answer: Answer, start: int, end: int, size: int | None, server:
             raise OtherSize(answer.length)
         if answer.length is None:
             raise ProtocolError("200 without a length")
-        server.has_ranges = False
-        return start
+        return GoodAnswer(start, etag, is_range=False)
     _check_range(answer, start, end, size)
-    server.gave_range = True
-    return 0
+    return GoodAnswer(0, etag, is_range=True)
 
 
 def _check_range(answer: Answer, start: int, end: int, size: int | None) -> None:
@@ -192,8 +199,8 @@ def open_range(
         if server.wants_token or urlsplit(target)[:2] != urlsplit(url)[:2]:
             secret = {}
         url = target
-        server.redirected = None if secret else target
-    server.redirected = None
+        server.redirect(None if secret else target)
+    server.redirect(None)
     raise ProtocolError("redirects in a loop")
 
 
@@ -219,7 +226,7 @@ class Receiver:
         """Fetches the chunks of a lease up to its end, which may move closer meanwhile."""
         server = lease.server
         assert server is not None
-        lease.buffer = buffer
+        lease.receive_into(buffer)
         start, end = lease.first * CHUNK + len(lease.prefix), min(lease.end * CHUNK, self._size)
         if server.url.startswith("file:"):
             self._pour(lease, open_file_range(server.url, start), buffer, 0)
@@ -229,11 +236,12 @@ class Receiver:
             answer = open_range(
                 self._pool, self._lookup, server, start, end, lambda c: self._hold(lease, c)
             )
-            skip = check_answer(answer, start, end, self._size, server)
-            keep = self._pour(lease, answer, buffer, skip)
+            found = check_answer(answer, start, end, self._size, server)
+            server.note_answer(found.etag, found.is_range)
+            keep = self._pour(lease, answer, buffer, found.skip)
         finally:
             with self._lookup.lock:  # from here on the supervisor cannot cut it any more
-                connection, lease.connection = lease.connection, None
+                connection = lease.let_go()
             if connection is not None:
                 if keep:
                     self._pool.give(connection)
@@ -242,9 +250,7 @@ class Receiver:
 
     def _hold(self, lease: Lease, connection: Connection) -> None:
         with self._lookup.lock:
-            lease.connection = connection
-            if lease.cancelled:
-                connection.cut()
+            lease.hold(connection)
 
     def _pour(self, lease: Lease, body: Body, buffer: memoryview, skip: int) -> bool:
         """The body into chunks; whether its connection can be used again."""
@@ -256,9 +262,7 @@ class Receiver:
         while lease.position < lease.end and not lease.cancelled:
             began = time.monotonic()
             view = buffer[: chunk_length(lease.position, self._size)]
-            known = lease.known
-            view[:known] = lease.prefix[:known]
-            lease.partial = known
+            known = lease.start_chunk(view)
             received += self._read(lease, body, view, known, as_chunk=True)
             self._store(lease, view, time.monotonic() - began)
         return body.release(received)
@@ -267,7 +271,7 @@ class Receiver:
         with self._lookup.lock:
             self._waste.skipped += num_bytes
             if lease.server is not None:
-                lease.server.bytes += num_bytes
+                lease.server.count_bytes(num_bytes)
 
     def _read(
         self, lease: Lease, body: Body, view: memoryview, known: int = 0, as_chunk: bool = False
@@ -280,9 +284,9 @@ class Receiver:
                 raise ProtocolError("ended early")
             filled += got
             if as_chunk:
-                lease.partial = filled
+                lease.note_partial(filled)
             if filled - counted >= PROGRESS_BYTES:
                 counted = filled
-                lease.progress_at = time.monotonic()
-        lease.progress_at = time.monotonic()
+                lease.note_progress(time.monotonic())
+        lease.note_progress(time.monotonic())
         return filled - known

@@ -125,10 +125,10 @@ class ChunkStore:
         """
         with self._lock:
             if self.blocks.state[chunk] != MISSING:
-                server.bytes += len(view)
+                server.count_bytes(len(view))
                 return False
             on_claim()
-            server.bytes += len(view)
+            server.count_bytes(len(view))
             self.blocks.state[chunk] = WRITING
             self.num_writing += 1
         try:
@@ -161,7 +161,7 @@ class ChunkStore:
             self.blocks.drop(chunk, chunk + 1, frozenset())
             self.waste.wrong += len(view)
             self.waste.compared -= len(view)
-            server.bytes -= len(view)  # counted when they were compared
+            server.count_bytes(-len(view))  # counted when they were compared
         self.write(chunk, server, view, values)
 
     def drop_from(self, names: Collection[str]) -> int:

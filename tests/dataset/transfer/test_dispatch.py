@@ -78,8 +78,7 @@ def test_a_block_that_all_sent_wrong_waits_for_the_origin_and_no_longer() -> Non
 
 def test_a_lease_from_behind_leaves_the_others_in_order() -> None:
     blocks = BlockMap(8 * CHUNK, arrived=[1, 3, 5])  # missing: 0, 2, 4, 6-7
-    found = blocks.find(lambda lease: lease.first == 4)
-    assert found is not None
+    found = next(lease for lease in blocks.iter_waiting() if lease.first == 4)
     assert blocks.take(4, found) is found
     starts = []
     while blocks.peek() is not None:
