@@ -7,8 +7,7 @@ labels         the classes of validation images
 tar_header     one entry of a tar, read with care
 tar_walk       all headers of a tar, from one place or from many
 tar_images     the images of a tar, whatever its shape
-zip_directory  the central directory of a zip
-crc32c         crc32c of a block, by a wheel or by numpy
+zip_directory  the files of a zip, and their bytes
 block_sums     crc32c of 4 MiB blocks, ahead of a reader
 index_file     TAR.index, the file
 index          the index of a tar: found, built, checked

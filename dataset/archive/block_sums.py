@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dataset.archive.crc32c import crc32c
+from dataset import checksum
+from dataset.errors import UserError
 
 BLOCK_SIZE = 4 << 20
 _AHEAD = 8  # blocks in flight: 32 MiB, whatever the size of the file
@@ -40,6 +41,8 @@ class BlockSummer:
         hasher: Hasher | None = None,
         threads: int = 2,
     ) -> None:
+        if not checksum.HAS_CRC32C:
+            raise UserError("block checksums need the crc32c package; run: pip install crc32c")
         self._fd, self._size, self._progress, self._hasher = fd, size, progress, hasher
         self._pool = ThreadPoolExecutor(threads)
         self._pending: deque[Future[tuple[int, bytes]]] = deque()
@@ -81,7 +84,7 @@ class BlockSummer:
 
     def _sum(self, block: int) -> tuple[int, bytes]:
         data = os.pread(self._fd, BLOCK_SIZE, block * BLOCK_SIZE)
-        return crc32c(data), data
+        return checksum.compute("crc32c", data), data
 
 
 def find_bad_ranges(

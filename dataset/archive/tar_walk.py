@@ -1,4 +1,8 @@
-"""All headers of a tar, verified in numpy batches: from its start, or from many places at once."""
+"""All headers of a tar, verified in numpy batches: from its start, or from many places at once.
+
+Why not tarfile: an index is made 6.9 times as fast as by a walk with it (measured in
+docs/formats.md), and ImageNet's train tar has 1.3 million headers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""HTTP for transfers: connections are kept open, and can be cut from outside when they stall."""
+"""HTTP for transfers: connections are kept open, and can be cut from outside when they stall.
+
+Why not requests or urllib3: the transfer plugin runs with the standard library of a slot's Python
+alone, and the supervisor of a transfer must be able to cut a connection in which a thread waits.
+"""
 
 from __future__ import annotations
 

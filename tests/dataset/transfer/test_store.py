@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import random
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dataset import checksum
 from dataset.checksum import compute
 from dataset.errors import DataError, run_command
 from dataset.federation.lookup import Options
@@ -175,6 +177,22 @@ def make_index(folder: Path) -> Path:
             block_crc32c=np.array(sums, np.uint32),
         )
     return folder / "object.bin.index"
+
+
+def test_a_slot_without_the_crc32c_package_verifies_by_digest_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_index(tmp_path)
+    monkeypatch.setattr(checksum, "HAS_CRC32C", False)
+    monkeypatch.setattr(checksum, "crc32c", None)
+    source = tmp_path / "object.bin"
+    source.write_bytes(CONTENT)
+    given = {"md5": hashlib.md5(CONTENT).hexdigest()}
+    summary = fetch(source.as_uri(), tmp_path / "out", index=index, given=given)
+    assert (tmp_path / "out" / "object.bin").read_bytes() == CONTENT
+    assert summary.verified == ["md5 (given)"]
+    told = [note for note in summary.notes if "block checksums are not used" in note]
+    assert len(told) == 1 and "the crc32c package is not installed" in told[0]
 
 
 @pytest.mark.parametrize("num_caches", [1, 2])
