@@ -53,7 +53,7 @@ class HashFollower:
 
     def __init__(self, store: ChunkStore, kinds: Sequence[str]) -> None:
         self._store = store
-        self._hash = PrefixHash(store.fd, kinds, store.blocks.size) if kinds else None
+        self._hash = PrefixHash(store.fd, kinds) if kinds else None
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._follow, daemon=True)

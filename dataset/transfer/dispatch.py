@@ -29,7 +29,7 @@ class Dealer:
 
     def __init__(self, blocks: BlockMap, servers: Servers, options: Options) -> None:
         self.out: set[Lease] = set()
-        self.num_hedges = self.num_steals = 0
+        self.num_hedges = 0
         self.needs_company = False  # a block is silent or wrong, and no other server can take it
         self._put_off: list[Lease] = []  # what could not be placed at the last look
         self._blocks, self._servers, self._options = blocks, servers, options
@@ -143,7 +143,6 @@ class Dealer:
         server = self._servers.pick(now, best.avoid) if best is not None else None
         if best is None or server is None or not server.has_ranges:
             return None
-        self.num_steals += 1
         return self._begin(self._blocks.split(best), server, now)
 
     def _begin(self, lease: Lease, server: Server, now: float) -> Lease:
