@@ -17,7 +17,7 @@ from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target
 from dataset.federation.tokens import Access
 from dataset.fetch.digests import DigestAsker, HashFollower, ServerDigest, pick_kinds
-from dataset.fetch.ledger import Ledger, NoSpace, check_space
+from dataset.fetch.ledger import Ledger, NoSpace, check_space, make_folder
 from dataset.fetch.request import Summary
 from dataset.fetch.size import find_size
 from dataset.fetch.verify import (
@@ -98,6 +98,7 @@ def _fetch(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
     for _ in range(MAX_STARTS):
         before = read_journal(journal_path(job.path))
         summary.size = find_size(lookup, before.size if before is not None else None)
+        make_folder(job.path.parent)
         if summary.size != odd_size and _is_odd(job, before, summary.size):
             odd_size = summary.size  # a broken answer may claim any size: ask once more
             lookup.servers.forget()
