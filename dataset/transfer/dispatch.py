@@ -24,7 +24,7 @@ MIN_CONNECTIONS = 3
 START_CONNECTIONS = 4  # until the first block tells how fast the network is
 
 
-class Dealer:
+class Dispatcher:
     """The running leases, and the rules for new ones; the caller holds the lock."""
 
     def __init__(self, blocks: BlockMap, servers: Servers, options: Options) -> None:
@@ -39,7 +39,7 @@ class Dealer:
         """Connections that occupy a thread but receive nothing."""
         return sum(lease.stall_counted for lease in self.out)
 
-    def deal(self, now: float) -> Lease | None:
+    def dispatch(self, now: float) -> Lease | None:
         """The next lease for an idle connection; None when it has to wait."""
         if len(self.out) - self.num_silent >= self._wanted_connections():
             return None

@@ -15,7 +15,7 @@ from dataset.federation.pelican import Verdict
 from dataset.federation.servers import Fault, Problem, Server, Servers
 from dataset.transfer.blocks import Lease
 from dataset.transfer.chunk_sums import compute_all
-from dataset.transfer.dispatch import Dealer
+from dataset.transfer.dispatch import Dispatcher
 from dataset.transfer.journal import CHUNK
 from dataset.transfer.receive import OtherSize, OtherVersion, Receiver, read_problem
 from dataset.transfer.store import ChunkStore, DiskError
@@ -50,7 +50,7 @@ class Transfer:
         self._receiver = Receiver(lookup.pool, lookup, self.blocks.size, self._take_in, store.waste)
         self._changed = threading.Condition(lookup.lock)
         self._wake = threading.Event()
-        self._dealer = Dealer(self.blocks, self.servers, self.options)
+        self._dispatcher = Dispatcher(self.blocks, self.servers, self.options)
         self.stays_behind = False  # connections leave the CPU to a hash that follows them
         self._num_threads = 0
         self._stopping = self._syncing = self._rereading = False
@@ -77,7 +77,7 @@ class Transfer:
 
     @property
     def num_hedges(self) -> int:
-        return self._dealer.num_hedges
+        return self._dispatcher.num_hedges
 
     def fail(self, error: BaseException) -> None:
         """Ends the transfer with an error, from any thread."""
@@ -89,11 +89,11 @@ class Transfer:
         """Ends all connections; no thread touches the file once this returns."""
         with self._changed:
             self._stopping = True
-            for lease in self._dealer.out:
+            for lease in self._dispatcher.out:
                 lease.cancel("stopping")
             self._changed.notify_all()
             end = time.monotonic() + STOP_S
-            while self._dealer.out and time.monotonic() < end:
+            while self._dispatcher.out and time.monotonic() < end:
                 self._changed.wait(TICK_S)
             while self.store.num_writing or self._syncing or self._rereading:
                 self._changed.wait(TICK_S)
@@ -129,10 +129,10 @@ class Transfer:
     # The supervisor, under the lock
 
     def _supervise(self, now: float) -> None:
-        if self._dealer.watch(now):
+        if self._dispatcher.watch(now):
             self._changed.notify_all()
         self._start_threads()
-        usable, needs_company = self.servers.usable, self._dealer.needs_company
+        usable, needs_company = self.servers.usable, self._dispatcher.needs_company
         is_stuck = needs_company or all(server.failures for server in usable)
         if is_stuck and self.lookup.is_due(now):
             threading.Thread(target=self._look_up, args=(needs_company,), daemon=True).start()
@@ -145,7 +145,7 @@ class Transfer:
 
     def _start_threads(self) -> None:
         """One thread per connection, and one more for every connection that fell silent."""
-        while self._num_threads < self.options.connections + self._dealer.num_silent:
+        while self._num_threads < self.options.connections + self._dispatcher.num_silent:
             self._num_threads += 1
             threading.Thread(target=self._work, name="fetch", daemon=True).start()
 
@@ -189,9 +189,12 @@ class Transfer:
         """Waits for something to fetch; None when there is nothing more for this thread."""
         with self._changed:
             while not self._stopping and not self.blocks.is_complete:
-                if len(self._dealer.out) - self._dealer.num_silent >= self.options.connections:
+                if (
+                    len(self._dispatcher.out) - self._dispatcher.num_silent
+                    >= self.options.connections
+                ):
                     return None  # a silent connection delivers again: this thread is one too many
-                lease = self._dealer.deal(time.monotonic())
+                lease = self._dispatcher.dispatch(time.monotonic())
                 if lease is not None:
                     return lease
                 self._changed.wait(TICK_S)
@@ -218,7 +221,7 @@ class Transfer:
 
     def _settle(self, lease: Lease, server: Server, problem: Problem) -> None:
         now = time.monotonic()
-        self._dealer.out.discard(lease)
+        self._dispatcher.out.discard(lease)
         server.end(now - lease.started)
         server.count_bytes(lease.received)
         if lease.cancelled == "lost":

@@ -7,15 +7,15 @@ import random
 from dataset.federation.lookup import Options
 from dataset.federation.servers import Server, Servers
 from dataset.transfer.blocks import BlockMap, Lease
-from dataset.transfer.dispatch import AVOID_S, FIRST_HEDGE_S, Dealer
+from dataset.transfer.dispatch import AVOID_S, FIRST_HEDGE_S, Dispatcher
 from dataset.transfer.journal import CHUNK
 
 
-def make(num_sources: int, num_chunks: int = 16) -> tuple[Dealer, BlockMap, list[Server]]:
+def make(num_sources: int, num_chunks: int = 16) -> tuple[Dispatcher, BlockMap, list[Server]]:
     servers = Servers(3, random.Random(0))
     servers.update([f"http://c{n}/x" for n in range(num_sources)], wants_token=False)
     blocks = BlockMap(num_chunks * CHUNK)
-    return Dealer(blocks, servers, Options(connections=4)), blocks, servers.all
+    return Dispatcher(blocks, servers, Options(connections=4)), blocks, servers.all
 
 
 def make_head_avoid(blocks: BlockMap, server: Server) -> Lease:
@@ -31,49 +31,49 @@ def rest(server: Server, until: float) -> None:
 
 
 def test_a_head_that_cannot_be_placed_does_not_hold_up_what_follows() -> None:
-    dealer, blocks, (healthy, resting) = make(2)
+    dispatcher, blocks, (healthy, resting) = make(2)
     make_head_avoid(blocks, healthy)
     rest(resting, until=300.0)
-    lease = dealer.deal(0.0)
+    lease = dispatcher.dispatch(0.0)
     assert lease is not None
     assert (lease.first, lease.end, lease.server) == (4, 8, healthy)
     assert blocks.peek() is not None, "the head is still waiting"
 
 
 def test_a_head_that_cannot_be_placed_asks_for_others_and_goes_to_them() -> None:
-    dealer, blocks, (healthy, resting) = make(2)
+    dispatcher, blocks, (healthy, resting) = make(2)
     head = make_head_avoid(blocks, healthy)
     rest(resting, until=300.0)
-    dealer.deal(0.0)
-    dealer.watch(0.5)
-    assert not dealer.needs_company, "a moment is no reason for a look-up"
-    dealer.watch(1.5)
-    assert dealer.needs_company
-    dealer._servers.update(["http://origin/x"], wants_token=False, is_origin=True)
-    assert dealer.deal(2.0) is head
+    dispatcher.dispatch(0.0)
+    dispatcher.watch(0.5)
+    assert not dispatcher.needs_company, "a moment is no reason for a look-up"
+    dispatcher.watch(1.5)
+    assert dispatcher.needs_company
+    dispatcher._servers.update(["http://origin/x"], wants_token=False, is_origin=True)
+    assert dispatcher.dispatch(2.0) is head
     assert head.server is not None and head.server.is_origin
-    dealer.watch(2.5)
-    assert not dealer.needs_company
+    dispatcher.watch(2.5)
+    assert not dispatcher.needs_company
 
 
 def test_what_should_be_avoided_is_asked_when_nobody_else_came() -> None:
-    dealer, blocks, (healthy, resting) = make(2, num_chunks=4)
+    dispatcher, blocks, (healthy, resting) = make(2, num_chunks=4)
     head = make_head_avoid(blocks, healthy)
     rest(resting, until=300.0)
-    assert dealer.deal(0.0) is None
-    assert dealer.deal(AVOID_S - 1) is None
-    assert dealer.deal(AVOID_S) is head
+    assert dispatcher.dispatch(0.0) is None
+    assert dispatcher.dispatch(AVOID_S - 1) is None
+    assert dispatcher.dispatch(AVOID_S) is head
     assert head.server is healthy
 
 
 def test_a_block_that_all_sent_wrong_waits_for_the_origin_and_no_longer() -> None:
-    dealer, blocks, (only,) = make(1, num_chunks=4)
+    dispatcher, blocks, (only,) = make(1, num_chunks=4)
     head = make_head_avoid(blocks, only)
-    assert dealer.deal(0.0) is None
-    dealer.watch(0.0)
-    assert dealer.needs_company
-    dealer._servers.are_all = True  # the director named nobody else
-    assert dealer.deal(0.1) is head
+    assert dispatcher.dispatch(0.0) is None
+    dispatcher.watch(0.0)
+    assert dispatcher.needs_company
+    dispatcher._servers.are_all = True  # the director named nobody else
+    assert dispatcher.dispatch(0.1) is head
 
 
 def test_a_lease_from_behind_leaves_the_others_in_order() -> None:
@@ -87,30 +87,30 @@ def test_a_lease_from_behind_leaves_the_others_in_order() -> None:
 
 
 def test_first_connections_that_all_fall_silent_are_hedged_after_seconds() -> None:
-    dealer, _, (silent, other) = make(2)
+    dispatcher, _, (silent, other) = make(2)
     other.blocked_until = 0.5
-    lease = dealer.deal(0.0)
+    lease = dispatcher.dispatch(0.0)
     assert lease is not None and lease.server is silent
-    assert not dealer.watch(FIRST_HEDGE_S - 0.1), "a cold cache takes a moment"
-    assert dealer.watch(FIRST_HEDGE_S)
-    rival = dealer.deal(FIRST_HEDGE_S)
+    assert not dispatcher.watch(FIRST_HEDGE_S - 0.1), "a cold cache takes a moment"
+    assert dispatcher.watch(FIRST_HEDGE_S)
+    rival = dispatcher.dispatch(FIRST_HEDGE_S)
     assert rival is lease.rival
     assert rival is not None and rival.server is other
 
 
 def test_a_first_connection_that_trickles_is_not_hedged() -> None:
-    dealer, _, _ = make(2)
-    lease = dealer.deal(0.0)
+    dispatcher, _, _ = make(2)
+    lease = dispatcher.dispatch(0.0)
     assert lease is not None
     for now in range(1, 15):
         lease.progress_at = float(now)
-        assert not dealer.watch(now + 0.9)
+        assert not dispatcher.watch(now + 0.9)
 
 
 def test_a_silent_block_is_not_hedged_to_those_that_sent_it_wrong() -> None:
-    dealer, blocks, (wrong, silent) = make(2, num_chunks=4)
+    dispatcher, blocks, (wrong, silent) = make(2, num_chunks=4)
     make_head_avoid(blocks, wrong)
-    lease = dealer.deal(0.0)
+    lease = dispatcher.dispatch(0.0)
     assert lease is not None and lease.server is silent
-    assert not dealer.watch(FIRST_HEDGE_S)
-    assert dealer.needs_company
+    assert not dispatcher.watch(FIRST_HEDGE_S)
+    assert dispatcher.needs_company
