@@ -22,11 +22,11 @@ from typing import Any
 
 from dataset.errors import CommandError, FinalError, PassingError, UserError
 from dataset.federation.lookup import Options
-from dataset.federation.network import check_network
 from dataset.federation.pelican import parse_target
+from dataset.federation.reach import check_network
 from dataset.federation.tokens import Access, TokenStore
-from dataset.fetch.folder import Ledger
-from dataset.fetch.object import Job, fetch_object
+from dataset.fetch.ledger import Ledger
+from dataset.fetch.object import FetchJob, fetch_object
 from dataset.redaction import redact
 from dataset.untrusted import parse_number
 
@@ -138,7 +138,7 @@ def fetch_one(order: Order, federation: str | None, access: Access, options: Opt
         raise FinalError(str(error)) from None
     check_network(target.discovery or target.url)
     ledger = Ledger(order.path.parent, is_kept=False)
-    return fetch_object(Job(target, order.path, ledger), access, options).size
+    return fetch_object(FetchJob(target, order.path, ledger), access, options).size
 
 
 def describe(

@@ -20,15 +20,15 @@ require_packages()
 
 from dataset.errors import CommandError, UserError, run_command
 from dataset.federation.lookup import Lookup, Options
-from dataset.federation.network import check_network
 from dataset.federation.pelican import Target
-from dataset.fetch.folder import Ledger
-from dataset.fetch.object import Job, fetch_object
-from dataset.fetch.probe import find_size
-from dataset.fetch.remote import is_collection
+from dataset.federation.reach import check_network
+from dataset.fetch.ledger import Ledger
+from dataset.fetch.object import FetchJob, fetch_object
 from dataset.fetch.request import Request
+from dataset.fetch.size import find_size
+from dataset.fetch.urls import is_collection
 from dataset.names import INDEX_SUFFIX
-from dataset.transfer.verify import NoChecks, OtherTar, read_block_checks
+from dataset.transfer.chunk_sums import NoChecks, OtherTar, read_block_checks
 
 ROOT = Path(__file__).resolve().parents[1]
 GB = 1 << 30  # as HTCondor counts
@@ -140,7 +140,7 @@ def describe_index(target: Target, size: int, request: Request) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, target.name + INDEX_SUFFIX)
         try:
-            fetch_object(Job(beside, path, Ledger(Path(folder))), request.access, options)
+            fetch_object(FetchJob(beside, path, Ledger(Path(folder))), request.access, options)
         except (CommandError, FileNotFoundError):
             return "no index beside it, so every job makes its own first"
         try:

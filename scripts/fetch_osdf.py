@@ -20,10 +20,9 @@ require_packages()
 from dataset.checksum import parse_given
 from dataset.errors import UserError, run_command
 from dataset.federation.lookup import Options
-from dataset.fetch.dry_run import describe_sources
-from dataset.fetch.remote import fetch_urls
-from dataset.fetch.request import METHODS, Request
-from dataset.fetch.summary import Summary
+from dataset.fetch.inspect import describe_sources
+from dataset.fetch.request import METHODS, Request, Summary
+from dataset.fetch.urls import fetch_urls
 from dataset.redaction import redact_all
 from train.records.record import STAGES_FILE
 from train.records.stage_meter import StageMeter, measure_stage

@@ -20,7 +20,7 @@ from dataset.archive.index import build_index, find_current, find_index, verify_
 from dataset.archive.index_file import load_index
 from dataset.byte_meter import ByteMeter
 from dataset.errors import DataError, UserError, run_command
-from dataset.published import find_published
+from dataset.known_archives import find_published
 from dataset.words import count
 from train.records.stage_meter import measure_stage
 

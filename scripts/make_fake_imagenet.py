@@ -19,7 +19,7 @@ require_packages("numpy", "PIL")
 
 from dataset.errors import run_command
 from dataset.fake.archives import SHAPES
-from dataset.fake.draw import Progress
+from dataset.fake.draw import CountPictures
 from dataset.fake.make import make_fake_imagenet
 
 log = logging.getLogger("trainyard")
@@ -99,7 +99,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 @contextmanager
-def _progress(num_images: int) -> Iterator[Progress]:
+def _progress(num_images: int) -> Iterator[CountPictures]:
     """A bar on a terminal, a line for each tenth elsewhere."""
     if sys.stderr.isatty():
         from tqdm import tqdm

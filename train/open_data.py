@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dataset.errors import UserError
-from dataset.fetch.remote import fetch_dataset
+from dataset.fetch.urls import fetch_dataset
 from train.config import TrainConfig
 from train.data.splits import Dataset, needs_index, open_dataset
 from train.ranks.comm import Comm

@@ -1,21 +1,19 @@
 """Archives and folders of images: walked, indexed, extracted.
 
-member_names    names of members that may be written
-listing         from paths to images in sample order
-class_folders   classes and images of an extracted folder
-labels          the classes of validation images
-tar_entry       one entry of a tar, read with care
-tar_walk        all headers of a tar, in batches
-parallel_walk   the same from many places at once
-tar_images      the images of a tar, whatever its shape
-zip_directory   the central directory of a zip
-crc32c          crc32c of a block, by a wheel or by numpy
-block_sums      crc32c of 4 MiB blocks, ahead of a reader
-index_file      TAR.index, the file
-index           the index of a tar: found, built, checked
-output_folder   where classes are extracted to, safe at any kill
-copying         images into files, each written once
-writing         threads that write classes
-extract_stream  a .tar.gz, from front to back
-extract         an archive into class folders
+member_names   names of members that may be written
+listing        from paths to images in sample order
+class_folders  classes and images of an extracted folder
+labels         the classes of validation images
+tar_header     one entry of a tar, read with care
+tar_walk       all headers of a tar, from one place or from many
+tar_images     the images of a tar, whatever its shape
+zip_directory  the files of a zip, and their bytes
+block_sums     crc32c of 4 MiB blocks, ahead of a reader
+index_file     TAR.index, the file
+index          the index of a tar: found, built, checked
+output_folder  where classes are extracted to, safe at any kill
+copy_images    images into files, each written once
+write_classes  threads that write classes
+extract_gzip   a .tar.gz, from front to back
+extract        an archive into class folders
 """

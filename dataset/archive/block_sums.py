@@ -12,12 +12,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dataset.archive.crc32c import crc32c
+from dataset import checksum
+from dataset.errors import UserError
 
 BLOCK_SIZE = 4 << 20
 _AHEAD = 8  # blocks in flight: 32 MiB, whatever the size of the file
 
-Progress = Callable[[int], object]  # called with the number of bytes just done
+CountBytes = Callable[[int], object]  # called with the number of bytes just done
 
 
 class Hasher(Protocol):
@@ -33,8 +34,15 @@ class BlockSummer:
     """
 
     def __init__(
-        self, fd: int, size: int, progress: Progress, hasher: Hasher | None = None, threads: int = 2
+        self,
+        fd: int,
+        size: int,
+        progress: CountBytes,
+        hasher: Hasher | None = None,
+        threads: int = 2,
     ) -> None:
+        if not checksum.HAS_CRC32C:
+            raise UserError("block checksums need the crc32c package; run: pip install crc32c")
         self._fd, self._size, self._progress, self._hasher = fd, size, progress, hasher
         self._pool = ThreadPoolExecutor(threads)
         self._pending: deque[Future[tuple[int, bytes]]] = deque()
@@ -76,11 +84,11 @@ class BlockSummer:
 
     def _sum(self, block: int) -> tuple[int, bytes]:
         data = os.pread(self._fd, BLOCK_SIZE, block * BLOCK_SIZE)
-        return crc32c(data), data
+        return checksum.compute("crc32c", data), data
 
 
 def find_bad_ranges(
-    fd: int, size: int, expected: npt.NDArray[np.uint32], progress: Progress
+    fd: int, size: int, expected: npt.NDArray[np.uint32], progress: CountBytes
 ) -> Iterator[tuple[int, int]]:
     """Byte ranges [start, end) whose blocks differ from their sums, neighbours joined."""
     with BlockSummer(fd, size, progress) as summer:

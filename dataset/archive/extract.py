@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataset.archive.copying import CopyImages, TarCopier, ZipCopier
-from dataset.archive.extract_stream import extract_stream
+from dataset.archive.copy_images import CopyImages, TarCopier, ZipCopier
+from dataset.archive.extract_gzip import extract_stream
 from dataset.archive.labels import find_labels, label_val
 from dataset.archive.listing import Listing, Problems, Split
 from dataset.archive.output_folder import OutputFolder
 from dataset.archive.tar_images import detect_kind, list_tar
-from dataset.archive.writing import Plan, Progress, Written, write_images
+from dataset.archive.write_classes import CopyPlan, CountImages, Written, write_images
 from dataset.archive.zip_directory import find_member, list_zip, read_directory, read_member
 from dataset.durable import find_room
 from dataset.errors import DataError, UserError
+from dataset.known_archives import Digest, WrongDigest, check_digest, expected_digest, recognise
 from dataset.names import SOLUTION
-from dataset.published import Digest, WrongDigest, check_digest, expected_digest, recognise
 from dataset.words import count
 
 _GZIP_NAMES = (".gz", ".tgz")
@@ -87,7 +87,7 @@ class Result:
 def extract_archive(
     job: Extraction,
     start: Start = lambda num_bytes, num_images: None,
-    progress: Progress = lambda num_bytes, num_images: None,
+    progress: CountImages = lambda num_bytes, num_images: None,
 ) -> Result:
     """Fills output_dir/split from an archive; a second call finds the work done.
 
@@ -108,7 +108,7 @@ def extract_archive(
         )
     identity = identify(job)
     with OutputFolder(job.output_dir, job.split) as folder:
-        facts = folder.is_done(identity, recheck=digest is not None)
+        facts = folder.take_up(identity, recheck=digest is not None)
         if facts:
             return Result(**facts["result"], seconds=time.monotonic() - start_s)
         extract = _extract_streamed if kind == "gzip" else _extract_planned
@@ -148,7 +148,7 @@ def _extract_planned(
     identity: Mapping[str, Any],
     digest: Digest | None,
     start: Start,
-    progress: Progress,
+    progress: CountImages,
 ) -> Written:
     """Extracts a tar or a zip, whose headers are all read before anything is written."""
     stop = threading.Event()
@@ -188,7 +188,7 @@ def _extract_streamed(
     identity: Mapping[str, Any],
     digest: Digest | None,
     start: Start,
-    progress: Progress,
+    progress: CountImages,
 ) -> Written:
     """Extracts a .tar.gz; its checksum comes last, so no class gets its final name before that."""
     folder.begin(identity)
@@ -212,7 +212,9 @@ def _extract_streamed(
 
 
 @contextmanager
-def open_plan(job: Extraction, problems: Problems | None, stop: threading.Event) -> Iterator[Plan]:
+def open_plan(
+    job: Extraction, problems: Problems | None, stop: threading.Event
+) -> Iterator[CopyPlan]:
     """The plan of a tar or a zip, whose file stays open meanwhile."""
     labels = partial(label_val, archive=job.archive, labels=job.labels, problems=problems)
     fd = os.open(job.archive, os.O_RDONLY | os.O_CLOEXEC)
@@ -230,7 +232,7 @@ def open_plan(job: Extraction, problems: Problems | None, stop: threading.Event)
             copy = TarCopier(fd, job.archive, listing, stop)
         if not problems:
             check_published_counts(job.archive, listing)
-        yield Plan(listing, copy)
+        yield CopyPlan(listing, copy)
     finally:
         os.close(fd)
 

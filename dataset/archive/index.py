@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dataset.archive.block_sums import BlockSummer, Progress, find_bad_ranges
+from dataset.archive.block_sums import BlockSummer, CountBytes, find_bad_ranges
 from dataset.archive.index_file import (
     TarIndex,
     belongs,
@@ -23,11 +23,11 @@ from dataset.archive.index_file import (
 )
 from dataset.archive.labels import find_labels, label_val
 from dataset.archive.listing import Split
-from dataset.archive.tar_entry import BLOCK
+from dataset.archive.tar_header import BLOCK
 from dataset.archive.tar_images import detect_kind, list_tar
 from dataset.errors import DataError, UserError
+from dataset.known_archives import PublishedHash
 from dataset.names import INDEX_SUFFIX
-from dataset.published import PublishedHash
 from dataset.words import count
 
 _BUILTIN = "built-in"
@@ -105,7 +105,7 @@ def build_index(
     labels: Path | None = None,
     checksums: bool = False,
     split: Split | None = None,
-    progress: Progress = lambda num_bytes: None,
+    progress: CountBytes = lambda num_bytes: None,
 ) -> tuple[TarIndex, Path]:
     """The index of a tar and where it was written."""
     kind = detect_kind(tar)
@@ -160,7 +160,7 @@ def _write(arrays: dict[str, Any], tar: Path, index_dir: Path | None) -> Path:
     raise UserError(f"the index cannot be written to {', '.join(problems)}; give --index-dir")
 
 
-def verify_tar(index: TarIndex, progress: Progress = lambda num_bytes: None) -> None:
+def verify_tar(index: TarIndex, progress: CountBytes = lambda num_bytes: None) -> None:
     """Raises DataError with the byte ranges of the tar that differ from the index's sums."""
     if index.block_crc32c is None:
         raise UserError(

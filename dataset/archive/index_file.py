@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dataset.archive.block_sums import BLOCK_SIZE
 from dataset.archive.listing import Listing
-from dataset.archive.tar_entry import BLOCK
+from dataset.archive.tar_header import BLOCK
 from dataset.durable import writing_whole
 from dataset.errors import DataError
 

@@ -88,25 +88,30 @@ class OutputFolder:
         if not self._has_lock:
             _log.warning("no file locks on %s: do not start two extractions into it", self.final)
 
-    def is_done(self, archive: Mapping[str, Any], recheck: bool) -> dict[str, Any] | None:
+    def take_up(self, archive: Mapping[str, Any], recheck: bool) -> dict[str, Any] | None:
         """The marker's facts if this archive was extracted here and all its images still exist.
 
-        A recheck removes the marker: the size of every file is then compared, as after a kill.
+        If they do not, or for a recheck, the marker is removed: the size of every file is then
+        compared, as after a kill.
         """
         facts = _read_json(self.marker)
         if not facts:
             return None
         self._check_same(facts.get("archive"), archive)
-        for wnid, num in facts["classes"].items():
-            if not recheck and _count_files(self.final / wnid) != num:
-                _log.warning("%s is no longer complete; it is extracted again", self.final / wnid)
-                recheck = True
-        if recheck:
+        damaged = None if recheck else self._find_damaged(facts["classes"])
+        if damaged is not None:
+            _log.warning("%s is no longer complete; it is extracted again", damaged)
+        if recheck or damaged is not None:
             _write_json(self._state_path, {"archive": dict(archive)})
             self.marker.unlink()
             return None
         shutil.rmtree(self._staging, ignore_errors=True)
         return facts
+
+    def _find_damaged(self, counts: Mapping[str, int]) -> Path | None:
+        """The first class that has another number of images than it had."""
+        folders = {self.final / wnid: num for wnid, num in counts.items()}
+        return next((path for path, num in folders.items() if _count_files(path) != num), None)
 
     def begin(self, archive: Mapping[str, Any]) -> None:
         """Claims the folder for an archive, or continues it; refuses a folder with other files."""

@@ -26,9 +26,8 @@ from dataset.archive.listing import (
     order_images,
 )
 from dataset.archive.member_names import show
-from dataset.archive.parallel_walk import walk_tar_in_parts
-from dataset.archive.tar_entry import BLOCK, Pread, iter_tar
-from dataset.archive.tar_walk import Entries, walk_tar
+from dataset.archive.tar_header import BLOCK, Pread, iter_tar
+from dataset.archive.tar_walk import Entries, walk_tar, walk_tar_in_parts
 from dataset.errors import DataError
 from dataset.names import is_class_tar, is_hidden
 

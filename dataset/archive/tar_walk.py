@@ -1,15 +1,25 @@
-"""All headers of a tar, chained by position and verified in numpy batches."""
+"""All headers of a tar, verified in numpy batches: from its start, or from many places at once.
+
+Why not tarfile: an index is made 6.9 times as fast as by a walk with it (measured in
+docs/formats.md), and ImageNet's train tar has 1.3 million headers.
+"""
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from dataset.archive.tar_entry import BLOCK, ENDLESS, Pread, read_entry, round_up
+from dataset.archive.tar_header import BLOCK, ENDLESS, Pread, read_entry, round_up
+from dataset.errors import DataError
 
 _BATCH_MIN, _BATCH_MAX = 256, 1024  # headers verified together: 512 KiB stay in the cache
+_MIN_PART = 8 << 20  # fewer bytes than this are not worth a thread
+_SCAN = 1 << 20
+_MAX_SCAN = 64 << 20  # a larger image hides the next header; two parts then become one
 _REGULAR = frozenset(b"07\0")
 _OCTAL = 8 ** np.arange(5, -1, -1, dtype=np.int64)
 
@@ -124,3 +134,53 @@ def find_headers(data: bytes) -> list[int]:
     matrix = np.frombuffer(data[: whole * BLOCK], np.uint8).reshape(whole, BLOCK)
     looks = _have_right_sums(matrix) & (matrix[:, 0] != 0)
     return [int(row) * BLOCK for row in np.flatnonzero(looks)]
+
+
+def walk_tar_in_parts(pread: Pread, size: int, what: str, threads: int) -> Entries:
+    """The files of a tar, as walk_tar gives them, from parts that are walked in parallel.
+
+    The tar is cut evenly, and a part starts at the first header after its cut. Bytes inside a
+    file may look like a header, so every part must end exactly where the next one starts. If one
+    does not, or anything else is wrong, the tar is walked once more from its start.
+    """
+    num_parts = min(threads, size // _MIN_PART)
+    if num_parts > 1:
+        cuts = [size * part // num_parts // BLOCK * BLOCK for part in range(1, num_parts)]
+        with ThreadPoolExecutor(num_parts) as pool:
+            found = pool.map(lambda cut: find_entry(pread, cut, size, what), cuts)
+            starts = [0, *sorted({start for start in found if start is not None}), None]
+            try:
+                parts = list(
+                    pool.map(
+                        lambda part: walk_tar(pread, part[0], size, what, stop=part[1]),
+                        itertools.pairwise(starts),
+                    )
+                )
+                return _join(parts)
+            except (DataError, LostTheChain):
+                pass
+    return walk_tar(pread, 0, size, what)
+
+
+def find_entry(pread: Pread, position: int, end: int, what: str) -> int | None:
+    """Where an entry starts after a position; None when no header is near.
+
+    The first header found may belong to an entry that began earlier, with a record of its long
+    name. So the start of the next entry is returned.
+    """
+    for start in range(position, min(end, position + _MAX_SCAN), _SCAN):
+        for place in find_headers(pread(_SCAN, start)):
+            try:
+                entry = read_entry(pread, start + place, end, what)
+            except DataError:
+                continue
+            return entry.end if entry is not None and entry.end < end else None
+    return None
+
+
+def _join(parts: list[Entries]) -> Entries:
+    return Entries(
+        [name for part in parts for name in part.names],
+        np.concatenate([part.offset for part in parts]),
+        np.concatenate([part.size for part in parts]),
+    )

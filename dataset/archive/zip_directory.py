@@ -1,9 +1,10 @@
-"""The central directory of a zip, zip64 included, and the bytes of its members."""
+"""The files of a zip, zip64 included: its directory by zipfile, the bytes by position."""
 
 from __future__ import annotations
 
 import os
 import struct
+import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,9 @@ from dataset.archive.listing import LabelNames, Listing, Split, find_in_tree, or
 from dataset.archive.member_names import file_name, show
 from dataset.errors import DataError
 
-_END = struct.Struct("<4s4H2LH")  # end of central directory
-_END64_LOCATOR = struct.Struct("<4sLQL")
-_END64 = struct.Struct("<4sQ2H2L4Q")
-_CENTRAL = struct.Struct("<4s4B4HL2L5H2L")
 _LOCAL = struct.Struct("<4s2B4HL2L2H")
-_STORED, _DEFLATED = 0, 8
-_ENCRYPTED = 1
-_FULL_32, _FULL_16 = 0xFFFFFFFF, 0xFFFF  # "the number is in the zip64 field"
+_ENCRYPTED, _UTF8 = 1, 0x800  # bits of a member's flags
+_UNIX = 3  # the system whose modes tell a link
 
 
 @dataclass(frozen=True)
@@ -39,80 +35,51 @@ class ZipDirectory:
 
 def read_directory(fd: int, path: Path) -> ZipDirectory:
     """The files of a zip; folders are left out, links and encrypted members refused."""
-    start, length, count = _find_directory(fd, path)
-    blob = _read(fd, length, start, path)
-    names: list[bytes] = []
-    facts: list[tuple[int, int, int, int, int]] = []
-    position = 0
-    for _ in range(count):
-        if position + _CENTRAL.size > len(blob) or blob[position : position + 4] != b"PK\1\2":
-            raise DataError(f"{path}: the zip's directory is damaged at entry {len(names)}")
-        (_, _, system, _, _, flags, method, _, _, crc, packed, size, name_len, extra_len,
-         comment_len, _, _, attributes, header) = _CENTRAL.unpack_from(blob, position)  # fmt: skip
-        name = blob[position + _CENTRAL.size : position + _CENTRAL.size + name_len]
-        extra_start = position + _CENTRAL.size + name_len
-        if _FULL_32 in (packed, size, header):
-            extra = blob[extra_start : extra_start + extra_len]
-            size, packed, header = _read_zip64(extra, size, packed, header, path)
-        position = extra_start + extra_len + comment_len
-        if name.endswith(b"/"):
-            continue
-        _check_member(name, system, flags, method, attributes, path)
-        names.append(name)
-        facts.append((header, packed, size, crc, method))
+    infos = _read_infos(fd, path)
+    names = [_raw_name(info) for info in infos]
+    for name, info in zip(names, infos, strict=True):
+        _check_member(name, info, path)
+    facts = [(i.header_offset, i.compress_size, i.file_size, i.CRC, i.compress_type) for i in infos]
     table = np.array(facts, np.int64).reshape(-1, 5)
     return ZipDirectory(names, *(np.ascontiguousarray(table[:, i]) for i in range(5)))
 
 
-def _check_member(
-    name: bytes, system: int, flags: int, method: int, attributes: int, path: Path
-) -> None:
-    kind = attributes >> 28 if system == 3 else 0  # the file type of a Unix mode
+def _read_infos(fd: int, path: Path) -> list[zipfile.ZipInfo]:
+    """The directory as zipfile reads it.
+
+    It is read once for an extraction: 10 s for Kaggle's two million members, where a parser of
+    our own took 4 s.
+    """
+    with open(fd, "rb", closefd=False) as file:
+        if not zipfile.is_zipfile(file):
+            raise DataError(f"{path} is a truncated zip: its directory is missing; fetch it again")
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return [info for info in archive.infolist() if not info.is_dir()]
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        except Exception as error:  # BadZipFile, struct.error, UnicodeDecodeError and others
+            reason = str(error) or type(error).__name__
+            raise DataError(
+                f"{path}: the zip's directory is damaged ({reason}); fetch it again"
+            ) from None
+
+
+def _raw_name(info: zipfile.ZipInfo) -> bytes:
+    """The bytes of a name as they are in the zip, which zipfile has decoded."""
+    return info.orig_filename.encode("utf-8" if info.flag_bits & _UTF8 else "cp437")
+
+
+def _check_member(name: bytes, info: zipfile.ZipInfo, path: Path) -> None:
+    kind = info.external_attr >> 28 if info.create_system == _UNIX else 0  # the type in its mode
     if kind not in (0, 0o10):
         raise DataError(f"{path}: {show(name)} is a link or a device; only plain files are read")
-    if flags & _ENCRYPTED:
+    if info.flag_bits & _ENCRYPTED:
         raise DataError(f"{path}: {show(name)} is encrypted; unpack it with its password first")
-    if method not in (_STORED, _DEFLATED):
-        raise DataError(f"{path}: {show(name)} is packed with method {method}; repack it")
-
-
-def _find_directory(fd: int, path: Path) -> tuple[int, int, int]:
-    """Start, length and number of entries of the central directory."""
-    size = os.fstat(fd).st_size
-    tail_start = max(0, size - _END.size - 0xFFFF)
-    tail = os.pread(fd, size - tail_start, tail_start)
-    place = tail.rfind(b"PK\5\6")
-    if place < 0 or place + _END.size > len(tail):
-        raise DataError(f"{path} is a truncated zip: its directory is missing; fetch it again")
-    _, disk, _, _, count, length, start, _ = _END.unpack_from(tail, place)
-    if _FULL_32 in (length, start) or count == _FULL_16:
-        locator_start = tail_start + place - _END64_LOCATOR.size
-        locator = _read(fd, _END64_LOCATOR.size, locator_start, path)
-        magic, _, end64, _ = _END64_LOCATOR.unpack(locator)
-        record = _read(fd, _END64.size, end64, path) if magic == b"PK\6\7" else b""
-        if not record.startswith(b"PK\6\6"):
-            raise DataError(f"{path}: the zip's directory is damaged; fetch it again")
-        *_, count, length, start = _END64.unpack(record)
-    if start + length > size or disk not in (0, _FULL_16):
-        raise DataError(f"{path} is a truncated or a split zip; fetch it again")
-    return start, length, count
-
-
-def _read_zip64(
-    extra: bytes, size: int, packed: int, header: int, path: Path
-) -> tuple[int, int, int]:
-    """(size, packed, header) with those that did not fit 32 bits taken from the extra field."""
-    while len(extra) >= 4:
-        kind, length = struct.unpack_from("<2H", extra)
-        if kind == 1:
-            numbers = list(struct.unpack(f"<{length // 8}Q", extra[4 : 4 + length // 8 * 8]))
-            wanted = [size, packed, header]
-            if len(numbers) < wanted.count(_FULL_32):
-                break
-            size, packed, header = (numbers.pop(0) if n == _FULL_32 else n for n in wanted)
-            return size, packed, header
-        extra = extra[4 + length :]
-    raise DataError(f"{path}: a large zip member without its zip64 field; fetch it again")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DataError(
+            f"{path}: {show(name)} is packed with method {info.compress_type}; repack it"
+        )
 
 
 def read_member(fd: int, directory: ZipDirectory, row: int, path: Path) -> bytes:
@@ -124,7 +91,7 @@ def read_member(fd: int, directory: ZipDirectory, row: int, path: Path) -> bytes
         raise DataError(f"{path}: no member at byte {header}; the zip is damaged: fetch it again")
     data = _read(fd, packed, header + _LOCAL.size + name_len + extra_len, path)
     size = int(directory.size[row])
-    if int(directory.method[row]) == _DEFLATED:
+    if int(directory.method[row]) == zipfile.ZIP_DEFLATED:
         try:
             data = zlib.decompressobj(-15).decompress(data, size + 1)
         except zlib.error as error:

@@ -15,9 +15,9 @@ from itertools import islice
 from dataset.errors import PassingError
 from dataset.fake.picture import Picture, draw_picture
 
-CHUNK = 32  # pictures per task: about 3.5 MB to send back at the default size
+PICTURES_PER_TASK = 32  # about 3.5 MB to send back at the default size
 
-Progress = Callable[[int], None]
+CountPictures = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ Draw = Callable[[Iterable[Item]], Iterator[tuple[Item, Picture]]]
 
 
 @contextmanager
-def open_drawer(processes: int, progress: Progress | None = None) -> Iterator[Draw]:
+def open_drawer(processes: int, progress: CountPictures | None = None) -> Iterator[Draw]:
     """A function that draws items in their order, on a pool when processes > 1."""
     count = progress or (lambda num_images: None)
     if processes == 1:
@@ -56,18 +56,18 @@ def open_drawer(processes: int, progress: Progress | None = None) -> Iterator[Dr
         pool.shutdown(cancel_futures=True)
 
 
-def _draw_here(items: Iterable[Item], progress: Progress) -> Iterator[tuple[Item, Picture]]:
+def _draw_here(items: Iterable[Item], progress: CountPictures) -> Iterator[tuple[Item, Picture]]:
     for item in items:
         yield item, _draw(item)
         progress(1)
 
 
 def _draw_on_pool(
-    pool: ProcessPoolExecutor, window: int, items: Iterable[Item], progress: Progress
+    pool: ProcessPoolExecutor, window: int, items: Iterable[Item], progress: CountPictures
 ) -> Iterator[tuple[Item, Picture]]:
     """Pictures in the order of the items, with at most `window` chunks drawn ahead."""
     source = iter(items)
-    chunks = iter(lambda: list(islice(source, CHUNK)), [])
+    chunks = iter(lambda: list(islice(source, PICTURES_PER_TASK)), [])
     ahead: deque[tuple[list[Item], Future[list[Picture]]]] = deque()
     while True:
         for chunk in islice(chunks, window - len(ahead)):

@@ -13,7 +13,7 @@ from pathlib import Path
 from dataset.durable import lock_file
 from dataset.errors import PassingError, UserError
 from dataset.fake.archives import FakeImageNet, write_archives
-from dataset.fake.draw import Progress, open_drawer
+from dataset.fake.draw import CountPictures, open_drawer
 from dataset.names import KAGGLE_ZIP, SOLUTION, TRAIN_TAR, VAL_TAR, VALPREP
 from dataset.untrusted import parse_json
 
@@ -43,7 +43,7 @@ def make_fake_imagenet(
     seed: int = 0,
     oddities: bool = False,
     processes: int | None = None,
-    progress: Progress | None = None,
+    progress: CountPictures | None = None,
 ) -> Made:
     """The archives in `out`, made once: a second call with the same values finds them there."""
     spec = FakeImageNet(classes, train_per_class, val_per_class, size, shape, seed, oddities)

@@ -15,7 +15,7 @@ from dataset.federation.document import RIVAL_S, get_with_rival
 from dataset.federation.framing import read_retry_after
 from dataset.federation.lookup import Lookup
 from dataset.federation.pelican import Target, Verdict, speaks_for_federation
-from dataset.federation.sources import MAX_RETRY_AFTER_S
+from dataset.federation.servers import MAX_RETRY_AFTER_S
 from dataset.federation.tokens import may_carry_secret
 from dataset.federation.webdav import Entry, parse_listing
 from dataset.redaction import holds_secret, redact

@@ -1,4 +1,8 @@
-"""HTTP for transfers: connections are kept open, and can be cut from outside when they stall."""
+"""HTTP for transfers: connections are kept open, and can be cut from outside when they stall.
+
+Why not requests or urllib3: the transfer plugin runs with the standard library of a slot's Python
+alone, and the supervisor of a transfer must be able to cut a connection in which a thread waits.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,11 @@ from dataset.federation.framing import (
     read_length,
 )
 from dataset.federation.pelican import is_address, join_address
-from dataset.federation.reach import Reach
+from dataset.federation.reach import CONNECT_S, Reach
 from dataset.federation.tls import tls_context
 from dataset.redaction import redact
 
 USER_AGENT = "trainyard-fetch/1"
-CONNECT_S = 10.0
 MAX_REDIRECTS = 5
 MAX_DOCUMENT = 64 << 20  # a listing of a large collection; discovery and director answers are tiny
 PIECE_BYTES = 16 << 10  # of a document: less than this within the time limit counts as stalled

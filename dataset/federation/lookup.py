@@ -20,16 +20,16 @@ from dataset.federation.pelican import (
     read_director_answer,
 )
 from dataset.federation.reach import Reach
-from dataset.federation.sources import Sources
-from dataset.federation.telling import Teller
+from dataset.federation.servers import Servers
 from dataset.federation.tokens import Access, hold_url_secrets
 from dataset.redaction import redact
 
 log = logging.getLogger("trainyard.fetch")
 
 LOOKUP_S = 5.0  # the most between two look-ups while the director fails
-MAX_LOOKUP_S = 30.0  # and while it is the sources that fail
+MAX_LOOKUP_S = 30.0  # and while it is the servers that fail
 LOOKUP_TIMEOUT_S = 15.0
+AGAIN_S = 300.0  # a problem that comes back is logged again after this time
 REREAD_S = 0.5  # the least time between two looks at the token's file
 
 
@@ -55,8 +55,32 @@ class Options:
                 raise UserError(f"{name} is {getattr(self, name)}; give a number above 0")
 
 
+class Teller:
+    """Logs the problems of one look-up; those of an optional object only with --verbose."""
+
+    def __init__(self, is_optional: bool = False) -> None:
+        self._is_optional = is_optional
+        self._told: dict[str, tuple[str, float]] = {}  # who -> its last problem, when it was told
+        self._lock = threading.Lock()
+
+    def tell(self, who: str, problem: str) -> None:
+        """One line, unless it is the same as the last one about `who`."""
+        now = time.monotonic()
+        with self._lock:
+            last, told_at = self._told.get(who, ("", 0.0))
+            is_news = last != problem or now - told_at >= AGAIN_S
+            if is_news:
+                self._told[who] = (problem, now)
+        log.log(
+            logging.INFO if is_news and not self._is_optional else logging.DEBUG,
+            "%s: %s",
+            who,
+            problem,
+        )
+
+
 class Lookup:
-    """Keeps `sources` filled from the director, and says when an object is missing for good.
+    """Keeps `servers` filled from the director, and says when an object is missing for good.
 
     Its connections are closed at the end of a `with`.
     """
@@ -71,7 +95,7 @@ class Lookup:
         self.target = target
         self.access = access
         self.options = options
-        self.sources = Sources(options.max_caches)
+        self.servers = Servers(options.max_caches)
         self.lock = threading.RLock()
         self.tell = Teller(is_optional).tell
         self.answer = DirectorAnswer(Verdict.PASSING, reason="not asked yet")
@@ -108,7 +132,7 @@ class Lookup:
             return
         try:
             with self.lock:
-                known = self.sources.all
+                known = self.servers.all
                 all_failed = bool(known) and all(s.failures or s.refused for s in known)
                 wants_origin = with_origin or all_failed
             answer = self.ask(self.target.directread)
@@ -124,9 +148,9 @@ class Lookup:
             self.answer = answer
             self.num_lookups += 1
             token = answer.namespace.require_token
-            self.sources.update(answer.sources, token, self.target.directread)
+            self.servers.update(answer.sources, token, self.target.directread)
             if origin is not None and origin.verdict is Verdict.FOUND:
-                self.sources.update(origin.sources, origin.namespace.require_token, is_origin=True)
+                self.servers.update(origin.sources, origin.namespace.require_token, is_origin=True)
             if origin is not None:
                 self._asked_origin = origin.verdict in (Verdict.FOUND, Verdict.MISSING)
             failed = answer.verdict is not Verdict.FOUND
@@ -182,7 +206,7 @@ class Lookup:
             changed = self.access.tokens.reread()
             if changed:
                 log.info("another token was found; going on with it")
-                self.sources.unblock()
+                self.servers.unblock()
                 self._next_lookup = 0.0
                 if self.answer.verdict is Verdict.DENIED:  # that was about the old one
                     self.answer = DirectorAnswer(Verdict.PASSING, reason="not asked again yet")
@@ -191,7 +215,9 @@ class Lookup:
     def check_patience(self, now: float, last_progress: float) -> None:
         """Raises when the failure is final (exit 2) or has lasted too long (exit 75)."""
         with self.lock:
-            agreed = self._agreement()
+            agreed = self._find_agreement()
+            if agreed == "denied" and self.reread_token():
+                agreed = None  # that was about the old token
             if agreed is None:
                 self._agreed_since = None
             elif self._agreed_since is None or self._agreed_since[0] != agreed:
@@ -217,20 +243,20 @@ class Lookup:
         is_repeated = self.num_lookups > self._lookups_before
         return self.answer.verdict is not Verdict.DENIED or is_repeated
 
-    def _agreement(self) -> str | None:
-        """'missing' or 'denied' when the director itself and every source say so."""
+    def _find_agreement(self) -> str | None:
+        """'missing' or 'denied' when the director itself and every server say so."""
         verdict = self.answer.verdict
         if self.target.scheme == "file":
             return None
-        # While any source works, the director's refusal does not matter.
-        is_stuck = all(source.failures for source in self.sources.usable)
-        denied = (verdict is Verdict.DENIED and is_stuck) or self.sources.agree_on("denied")
-        if denied and not self.reread_token():
+        # While any server works, the director's refusal does not matter.
+        is_stuck = all(server.failures for server in self.servers.usable)
+        denied = (verdict is Verdict.DENIED and is_stuck) or self.servers.agree_on("denied")
+        if denied:
             return "denied"
         if verdict is Verdict.MISSING:
-            gone = not self.sources.usable or self.sources.agree_on("missing")
+            gone = not self.servers.usable or self.servers.agree_on("missing")
             return "missing" if gone else None
-        if verdict is Verdict.FOUND and self.sources.agree_on("missing"):
+        if verdict is Verdict.FOUND and self.servers.agree_on("missing"):
             complete = self._asked_origin or self.target.scheme != "pelican"
             return "missing" if complete or self.target.directread else None
         return None
@@ -246,7 +272,7 @@ class Lookup:
 
     def describe_problems(self) -> str:
         """The last problem of each server in one line."""
-        failed = [s for s in self.sources.all if s.failures or s.refused]
+        failed = [s for s in self.servers.all if s.failures or s.refused]
         problems = [f"{s.label}: {s.refused or s.last_problem}" for s in failed]
         if self.answer.verdict is not Verdict.FOUND:
             problems.insert(0, self.answer.reason)

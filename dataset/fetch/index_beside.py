@@ -1,4 +1,4 @@
-"""The index that may lie beside a tar at its source, fetched before it."""
+"""The index that may lie beside a tar on its server, fetched before it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataset.federation.connection import NETWORK_ERRORS
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target, Verdict
 from dataset.federation.tokens import Access
-from dataset.fetch.folder import Ledger
-from dataset.fetch.object import Job, fetch_object
-from dataset.fetch.probe import ask_size
+from dataset.fetch.ledger import Ledger
+from dataset.fetch.object import FetchJob, fetch_object
+from dataset.fetch.size import ask_size
 from dataset.names import INDEX_SUFFIX
 from dataset.spelling import decode
 
@@ -34,7 +34,7 @@ def fetch_index(
     elif not _exists(beside, access, options):
         return
     try:
-        fetch_object(Job(beside, path, ledger), access, replace(options, give_up_s=60.0))
+        fetch_object(FetchJob(beside, path, ledger), access, replace(options, give_up_s=60.0))
     except CommandError as error:
         log.info("the index is not used: %s", error)
         return
@@ -51,7 +51,7 @@ def _exists(target: Target, access: Access, options: Options) -> bool:
         if lookup.answer.verdict is not Verdict.FOUND:
             return False
         try:
-            sizes = [ask_size(lookup, source) for source in lookup.sources.all[:1]]
+            sizes = [ask_size(lookup, server) for server in lookup.servers.all[:1]]
         except NETWORK_ERRORS:
             return False
         return any(0 < size <= MAX_INDEX_BYTES for size in sizes)

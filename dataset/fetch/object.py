@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from dataset import checksum
 from dataset.durable import sync
@@ -15,27 +16,28 @@ from dataset.errors import PassingError
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target
 from dataset.federation.tokens import Access
-from dataset.fetch.acceptance import (
+from dataset.fetch.digests import DigestAsker, HashFollower, ServerDigest, pick_kinds
+from dataset.fetch.ledger import Ledger, NoSpace, check_space, make_folder
+from dataset.fetch.request import Summary
+from dataset.fetch.size import find_size
+from dataset.fetch.verify import (
+    TooDifferent,
     accept_existing,
     refuse_unverified,
     repair_or_refuse,
+    trust_reference,
     verify_by_server,
     whole_checksum,
 )
-from dataset.fetch.compare import TooDifferent, trust_reference
-from dataset.fetch.digests import DigestAsker, HashFollower, pick_kinds
-from dataset.fetch.folder import Ledger, NoSpace, check_space
-from dataset.fetch.probe import Digest, find_size
-from dataset.fetch.summary import Summary
+from dataset.known_archives import find_published
 from dataset.own_names import check_no_part, journal_path, part_path
-from dataset.published import find_published
 from dataset.redaction import redact
+from dataset.transfer.chunk_sums import BlockChecks, NoChecks, NoIndex, read_block_checks
 from dataset.transfer.engine import ObjectChanged, OtherSizes, Transfer
-from dataset.transfer.journal import Journal, Progress, read_journal
+from dataset.transfer.journal import Arrivals, Journal, read_journal
 from dataset.transfer.own_files import check_absent
-from dataset.transfer.partial import adopt_older, discard, holding_part, resume
+from dataset.transfer.resume import adopt_older, discard, holding_part, resume
 from dataset.transfer.store import ChunkStore, DiskError
-from dataset.transfer.verify import BlockChecks, NoChecks, NoIndex, read_block_checks
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -44,7 +46,7 @@ Tick = Callable[[Transfer], None]
 
 
 @dataclass(frozen=True)
-class Job:
+class FetchJob:
     """One object to fetch: from where, to where, and what it must be."""
 
     target: Target
@@ -54,7 +56,7 @@ class Job:
     index: Path | None = None  # a TAR.index with block checksums
     given_by: str = "given"
 
-    def with_published(self, size: int) -> Job:
+    def with_published(self, size: int) -> FetchJob:
         """The same job, with the published MD5 if its name and size are those of a real archive."""
         known = find_published(self.target.name, size)
         if known is None or self.given:
@@ -66,7 +68,7 @@ class Job:
 
 
 def fetch_object(
-    job: Job, access: Access, options: Options, on_tick: Tick = lambda transfer: None
+    job: FetchJob, access: Access, options: Options, on_tick: Tick = lambda transfer: None
 ) -> Summary:
     """Fetches one object to its final name; an exception carries the summary as `summary`."""
     summary = Summary(job.target.identity, str(job.path))
@@ -81,22 +83,25 @@ def fetch_object(
             raise
         finally:
             summary.seconds = round(time.monotonic() - started, 3)
-            summary.sources = [source.describe() for source in lookup.sources.all]
+            summary.sources = [server.describe() for server in lookup.servers.all]
             summary.lookups = lookup.num_lookups
     return summary
 
 
-def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
-    if _is_done(job, summary, lookup.options.require_digest):
+def _fetch(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
+    record = _find_record(job)
+    if record is not None:
+        _accept_record(job, record, summary, lookup.options.require_digest)
         return
     adopt_older(job.path, job.target.identity, job.ledger.knows)
     odd_size: int | None = None
     for _ in range(MAX_STARTS):
         before = read_journal(journal_path(job.path))
         summary.size = find_size(lookup, before.size if before is not None else None)
+        make_folder(job.path.parent)
         if summary.size != odd_size and _is_odd(job, before, summary.size):
             odd_size = summary.size  # a broken answer may claim any size: ask once more
-            lookup.sources.all.clear()
+            lookup.servers.forget()
             continue
         job = job.with_published(summary.size)
         if os.path.lexists(job.path):
@@ -108,20 +113,20 @@ def _fetch(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
             return
         except OtherSizes as error:  # ask again; if the size is the same, the partial file stays
             summary.say(f"the object seems to have another size now ({error}); asking again")
-            lookup.sources.all.clear()
+            lookup.servers.forget()
         except (ObjectChanged, TooDifferent) as error:
             summary.say(f"the object changed at its source ({error}); starting over")
             discard(job.path)
-            lookup.sources.all.clear()
+            lookup.servers.forget()
     raise PassingError(f"{job.target.identity} keeps changing at its source; try again later")
 
 
-def _record_existing(job: Job, summary: Summary) -> None:
+def _record_existing(job: FetchJob, summary: Summary) -> None:
     record = job.ledger.make(job.path, job.target.identity, summary.verified, job.given)
     job.ledger.add([record])
 
 
-def _is_odd(job: Job, before: Progress | None, size: int) -> bool:
+def _is_odd(job: FetchJob, before: Arrivals | None, size: int) -> bool:
     """Whether to ask again: this size would discard the partial file, or does not fit the disk."""
     if os.path.lexists(job.path):
         return False
@@ -134,12 +139,18 @@ def _is_odd(job: Job, before: Progress | None, size: int) -> bool:
     return False
 
 
-def _is_done(job: Job, summary: Summary, must_verify: bool) -> bool:
-    """Whether the file was fetched and verified before; for a new digest it is verified again."""
+def _find_record(job: FetchJob) -> dict[str, Any] | None:
+    """The record of a file that was fetched before and verified with the digests given now."""
     record = job.ledger.find(job.path, job.target.identity)
     known = record.get("digests", {}) if record else {}
-    if record is None or any(known.get(kind) != value for kind, value in job.given.items()):
-        return False
+    is_same = all(known.get(kind) == value for kind, value in job.given.items())
+    return record if is_same else None
+
+
+def _accept_record(
+    job: FetchJob, record: Mapping[str, Any], summary: Summary, must_verify: bool
+) -> None:
+    """Takes the file that is here; one that was never verified is, if its digest is known now."""
     summary.size = summary.resumed_bytes = record["size"]
     summary.verified = list(record.get("verified", ()))
     job = job.with_published(record["size"])
@@ -151,10 +162,9 @@ def _is_done(job: Job, summary: Summary, must_verify: bool) -> bool:
     by = ", ".join(summary.verified) or "its size alone"
     summary.say(f"{job.path.name} is here already, verified by {by}")
     discard(job.path)  # what a kill between the last two steps of a fetch left
-    return True
 
 
-def _read_checks(job: Job, summary: Summary) -> BlockChecks | None:
+def _read_checks(job: FetchJob, summary: Summary) -> BlockChecks | None:
     """The block checksums of the index, if there are any; what is wrong with them is said."""
     try:
         return read_block_checks(job.index, summary.size) if job.index else None
@@ -165,32 +175,32 @@ def _read_checks(job: Job, summary: Summary) -> BlockChecks | None:
         return None
 
 
-def _fetch_once(job: Job, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
+def _fetch_once(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> None:
     checks = _read_checks(job, summary)
     check_space(job.path, summary.size)
     with holding_part(job.path) as fd:
         kinds = pick_kinds(job.given)
-        progress = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
-        _compare_etags(lookup, progress)
+        arrivals = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
+        _compare_etags(lookup, arrivals)
         os.ftruncate(fd, summary.size)  # its full length, but sparse
-        _fill_part(job, lookup, fd, progress, checks, summary, on_tick)
+        _fill_part(job, lookup, fd, arrivals, checks, summary, on_tick)
         _finish(job, summary)
 
 
 def _fill_part(
-    job: Job,
+    job: FetchJob,
     lookup: Lookup,
     fd: int,
-    progress: Progress,
+    arrivals: Arrivals,
     checks: BlockChecks | None,
     summary: Summary,
     on_tick: Tick,
 ) -> None:
     """Completes and verifies the partial file, and syncs it to the disk."""
-    journal = Journal.create(journal_path(job.path), progress)
+    journal = Journal.create(journal_path(job.path), arrivals)
     try:
-        store = ChunkStore(fd, journal, progress, lookup.lock, lookup.sources, checks, summary.say)
-        while not _fill(job, Transfer(lookup, store), progress, summary, on_tick):
+        store = ChunkStore(fd, journal, arrivals, lookup.lock, lookup.servers, checks, summary.say)
+        while not _fill(job, Transfer(lookup, store), arrivals, summary, on_tick):
             pass
         store.flush()
     except DiskError as error:
@@ -201,12 +211,12 @@ def _fill_part(
 
 
 def _fill(
-    job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
+    job: FetchJob, transfer: Transfer, arrivals: Arrivals, summary: Summary, on_tick: Tick
 ) -> bool:
-    """Transfers and verifies; False when much was wrong and must be fetched from other sources."""
+    """Transfers and verifies; False when much was wrong and must be fetched from other servers."""
     store, digest = transfer.store, None
     try:
-        digest = _run(job, transfer, progress, summary, on_tick)
+        digest = _run(job, transfer, arrivals, summary, on_tick)
         if store.checks is not None:
             summary.verified.append(f"block_crc32c ({store.checks.where})")
         verify_by_server(transfer.lookup, store, digest, summary)
@@ -215,7 +225,7 @@ def _fill(
         return True
     except TooDifferent as found:
         if digest is not None:
-            again = DigestAsker(transfer, progress).wait()
+            again = DigestAsker(transfer, arrivals).wait()
             if again is None or again[:2] != digest[:2]:
                 raise  # another object than before, not wrong bytes
         summary.say(trust_reference(transfer.lookup, store, found))
@@ -225,18 +235,18 @@ def _fill(
         _count(transfer, summary)
 
 
-def _compare_etags(lookup: Lookup, progress: Progress) -> None:
-    """Raises if a source's ETag shows that the object changed since an earlier start."""
-    for source in lookup.sources.all:
-        known = progress.etags.get(source.label)
-        if known is not None and source.etag is not None and known != source.etag:
-            raise ObjectChanged(f"{source.label}: its ETag was {known} and is {source.etag}")
-        source.etag = source.etag or known
+def _compare_etags(lookup: Lookup, arrivals: Arrivals) -> None:
+    """Raises if a server's ETag shows that the object changed since an earlier start."""
+    for server in lookup.servers.all:
+        known = arrivals.etags.get(server.label)
+        if known is not None and server.etag is not None and known != server.etag:
+            raise ObjectChanged(f"{server.label}: its ETag was {known} and is {server.etag}")
+        server.note_etag(known)
 
 
 def _run(
-    job: Job, transfer: Transfer, progress: Progress, summary: Summary, on_tick: Tick
-) -> Digest | None:
+    job: FetchJob, transfer: Transfer, arrivals: Arrivals, summary: Summary, on_tick: Tick
+) -> ServerDigest | None:
     """Transfers, with hashes following and the server's digest asked beside it."""
     store = transfer.store
     hashes = [kind for kind in job.given if kind in checksum.HASHES]
@@ -244,7 +254,7 @@ def _run(
     transfer.stays_behind = bool(hashes)  # on a fast network the hash is the slowest part
     asker = None
     if not job.given and store.checks is None:
-        asker = DigestAsker(transfer, progress)
+        asker = DigestAsker(transfer, arrivals)
 
     def tick() -> None:
         if asker is not None:
@@ -268,12 +278,12 @@ def _run(
 def _count(transfer: Transfer, summary: Summary) -> None:
     waste = transfer.store.waste
     summary.resumed_bytes = transfer.store.resumed_bytes
-    summary.fetched_bytes = sum(source.bytes for source in transfer.sources.all)
+    summary.fetched_bytes = sum(server.bytes for server in transfer.servers.all)
     summary.bytes_twice = vars(waste)
     summary.hedges += transfer.num_hedges
 
 
-def _finish(job: Job, summary: Summary) -> None:
+def _finish(job: FetchJob, summary: Summary) -> None:
     """Gives the file its final name, durably; its record goes first, so a kill costs nothing."""
     check_absent(job.path)
     job.ledger.add_before_rename(job.path, job.target.identity, summary.verified, job.given)

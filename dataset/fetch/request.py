@@ -1,16 +1,21 @@
-"""The settings of one fetch command, and the OSG study's three ways to get data into a job."""
+"""What one fetch was told (the settings of its command), and what it did (the summary)."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from dataset.errors import UserError
 from dataset.federation.lookup import Options
 from dataset.federation.pelican import Target, parse_target
 from dataset.federation.tokens import Access, TokenStore
+from dataset.redaction import printable, redact
+
+log = logging.getLogger("trainyard.fetch")
 
 METHODS = ("auto", "osdf", "https", "native")
 NATIVE_LIMIT_MB = 5000  # MAX_TRANSFER_INPUT_MB of the OSPool's access points
@@ -76,3 +81,29 @@ def check_native_size(name: str, size: int) -> None:
             f"({size // 1_000_000}) is greater than MAX_TRANSFER_INPUT_MB ({NATIVE_LIMIT_MB}) at "
             "submit time' (code 32). Use --method osdf"
         )
+
+
+@dataclass
+class Summary:
+    """One object, or all small files of a collection."""
+
+    url: str
+    path: str
+    size: int = 0
+    status: str = "failed"
+    seconds: float = 0.0
+    resumed_bytes: int = 0
+    fetched_bytes: int = 0
+    bytes_twice: dict[str, int] = field(default_factory=dict)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    hedges: int = 0
+    lookups: int = 0
+    verified: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    def say(self, note: str) -> None:
+        """Logs a fact for the user now, and keeps it for the summary."""
+        note = printable(redact(note))
+        log.info("%s", note)
+        self.notes.append(note)

@@ -11,7 +11,7 @@ from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
 from dataset.federation.document import RIVAL_S, get_document
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
-from dataset.federation.sources import name_server
+from dataset.federation.servers import name_server
 from dataset.federation.webdav import Entry
 from dataset.spelling import decode, encode
 

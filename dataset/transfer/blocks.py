@@ -1,15 +1,18 @@
-"""Which chunks of a file are missing, being fetched or done: the bookkeeping of a transfer."""
+"""Which chunks of a file are missing, being fetched or done: the bookkeeping of a transfer.
+
+The fields of a lease are written in this file alone.
+"""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dataset.federation.connection import Connection
-from dataset.federation.sources import Source
+from dataset.federation.servers import Server
 from dataset.transfer.journal import CHUNK, chunk_length, num_chunks
 
 BLOCK_CHUNKS = 4  # requests are whole multiples of 4 MiB
@@ -22,13 +25,13 @@ MISSING, CLAIMED, WRITING, ARRIVED, DONE = range(5)
 
 @dataclass(eq=False)
 class Lease:
-    """A run of chunks that one connection fetches from one source."""
+    """A run of chunks that one connection fetches from one server."""
 
     first: int
     end: int
-    avoid: frozenset[Source] = frozenset()
+    avoid: frozenset[Server] = frozenset()
     put_off_at: float | None = None  # when it could first not be placed because of `avoid`
-    source: Source | None = None
+    server: Server | None = None
     position: int = 0  # the chunk that is being received
     partial: int = 0  # bytes of it so far, in `buffer`
     buffer: memoryview | None = None
@@ -67,6 +70,56 @@ class Lease:
         donated = self.donated if successor is not None else 0
         return self.known + self.received - donated
 
+    def put_off(self, now: float) -> None:
+        """No server can take it now; the first time counts."""
+        self.put_off_at = now if self.put_off_at is None else self.put_off_at
+
+    def accept_any(self) -> None:
+        """A suspect server is better than none."""
+        self.avoid = frozenset()
+
+    def begin(self, server: Server, now: float) -> None:
+        """A server was found for it."""
+        self.server, self.started, self.progress_at = server, now, now
+
+    def receive_into(self, buffer: memoryview) -> None:
+        """Its chunks will be filled in this buffer, one after the other."""
+        self.buffer = buffer
+
+    def hold(self, connection: Connection) -> None:
+        """It is received over this connection, which `cancel` cuts."""
+        self.connection = connection
+        if self.cancelled:
+            connection.cut()
+
+    def let_go(self) -> Connection | None:
+        """The connection, which `cancel` cannot cut any more."""
+        connection, self.connection = self.connection, None
+        return connection
+
+    def start_chunk(self, view: memoryview) -> int:
+        """Puts what was taken over from a rival into the view; returns how many bytes it were."""
+        view[: self.known] = self.prefix[: self.known]
+        self.partial = self.known
+        return self.known
+
+    def note_progress(self, now: float) -> None:
+        self.progress_at = now
+
+    def note_partial(self, num_bytes: int) -> None:
+        """So many bytes of the chunk at `position` are in the buffer."""
+        self.partial = num_bytes
+
+    def end_chunk(self) -> None:
+        """The chunk at `position` is stored."""
+        self.partial = self.donated = 0
+        self.position += 1
+
+    def note_stall(self) -> bool:
+        """It is silent; True the first time."""
+        is_first, self.stall_counted = not self.stall_counted, True
+        return is_first
+
     def cancel(self, reason: str) -> None:
         """Ends the lease from outside, while a thread receives it."""
         self.cancelled = self.cancelled or reason
@@ -79,7 +132,7 @@ class Waste:
     """Bytes that were fetched twice, by cause."""
 
     wrong: int = 0  # failed a checksum
-    hedged: int = 0  # a stalled block was asked of two sources and both sent it
+    hedged: int = 0  # a stalled block was asked of two servers and both sent it
     in_flight: int = 0  # less than a chunk when a connection broke
     skipped: int = 0  # a server without ranges had to be read from its start
     compared: int = 0  # fetched to find wrong bytes, when the digest of the whole was wrong
@@ -108,10 +161,6 @@ class BlockMap:
     def is_complete(self) -> bool:
         return self.num_done == self.num_chunks
 
-    @property
-    def missing_bytes(self) -> int:
-        return self.state.count(MISSING) * CHUNK
-
     def put(self, lease: Lease) -> None:
         heapq.heappush(self._queue, (lease.first, next(self._order), lease))
 
@@ -119,28 +168,30 @@ class BlockMap:
         """The next run to fetch, from the front of the file, so that hashing can follow."""
         while self._queue:
             lease = self._queue[0][2]
-            if self._is_wanted(lease):
+            if self._trim(lease):
                 return lease
             heapq.heappop(self._queue)
         return None
 
-    def find(self, fits: Callable[[Lease], bool]) -> Lease | None:
-        """The first run to fetch that fits: usually that of `peek`, else a later one."""
+    def iter_waiting(self) -> Iterator[Lease]:
+        """The runs to fetch, from the front of the file; as a rule the first one is taken."""
         head = self.peek()
-        if head is None or fits(head):
-            return head
-        behind = (lease for _, _, lease in sorted(self._queue) if lease is not head)
-        return next((lease for lease in behind if self._is_wanted(lease) and fits(lease)), None)
+        if head is None:
+            return
+        yield head
+        for _, _, lease in sorted(self._queue):
+            if lease is not head and self._trim(lease):
+                yield lease
 
-    def _is_wanted(self, lease: Lease) -> bool:
-        """Whether chunks of a waiting lease are still missing; those before them are cut off."""
+    def _trim(self, lease: Lease) -> bool:
+        """Cuts chunks off a waiting lease up to the first that is missing; False if none is."""
         while lease.first < lease.end and self.state[lease.first] != MISSING:
             lease.first, lease.prefix = lease.first + 1, b""
         lease.position = lease.first
         return lease.first < lease.end and not lease.cancelled
 
     def take(self, max_chunks: int, found: Lease | None = None) -> Lease:
-        """The run of `peek` or `find`, cut to max_chunks (whole 4 MiB) and before done chunks."""
+        """A waiting run, cut to max_chunks (whole 4 MiB) and before done chunks."""
         lease = found or self._queue[0][2]
         if lease is self._queue[0][2]:
             heapq.heappop(self._queue)
@@ -176,8 +227,8 @@ class BlockMap:
 
         The rival takes over the bytes that the silent one has, so that little is fetched twice.
         """
-        assert lease.source is not None
-        rival = Lease(lease.position, lease.end, lease.avoid | {lease.source}, rival=lease)
+        assert lease.server is not None
+        rival = Lease(lease.position, lease.end, lease.avoid | {lease.server}, rival=lease)
         if lease.buffer is not None and lease.partial < chunk_length(lease.position, self.size):
             rival.prefix, rival.donor = bytes(lease.buffer[: lease.partial]), lease
             lease.donated = lease.partial
@@ -204,7 +255,7 @@ class BlockMap:
         while self.prefix < self.num_chunks and self.state[self.prefix] == DONE:
             self.prefix += 1
 
-    def drop(self, first: int, end: int, avoid: frozenset[Source]) -> None:
+    def drop(self, first: int, end: int, avoid: frozenset[Server]) -> None:
         """Marks chunks that turned out wrong as missing."""
         for chunk in range(first, end):
             self.num_done -= self.state[chunk] == DONE

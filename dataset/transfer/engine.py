@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataset.federation.connection import NETWORK_ERRORS
 from dataset.federation.lookup import Lookup
 from dataset.federation.pelican import Verdict
-from dataset.federation.sources import Fault, Problem, Refusal, Source, Sources
+from dataset.federation.servers import Fault, Problem, Server, Servers
 from dataset.transfer.blocks import Lease
-from dataset.transfer.dealing import Dealer
+from dataset.transfer.chunk_sums import compute_all
+from dataset.transfer.dispatch import Dispatcher
 from dataset.transfer.journal import CHUNK
 from dataset.transfer.receive import OtherSize, OtherVersion, Receiver, read_problem
 from dataset.transfer.store import ChunkStore, DiskError
-from dataset.transfer.verify import compute_all
 
 log = logging.getLogger("trainyard.fetch")
 
@@ -29,28 +29,28 @@ BEHIND_NICENESS = 10
 
 
 class ObjectChanged(Exception):
-    """The object at the sources is no longer the one that the partial file holds."""
+    """The object at the servers is no longer the one that the partial file holds."""
 
 
 class OtherSizes(ObjectChanged):
-    """No source is left, and at least one reports another size."""
+    """No server is left, and at least one reports another size."""
 
 
 class Transfer:
     """Fetches what is missing in `store`; `run` returns when all has arrived and is checked.
 
-    One lock (the look-up's) guards blocks, sources and leases. Up to `connections` threads receive,
+    One lock (the look-up's) guards blocks, servers and leases. Up to `connections` threads receive,
     sum and write bytes without holding it; the caller's thread supervises.
     """
 
     def __init__(self, lookup: Lookup, store: ChunkStore) -> None:
-        self.lookup, self.options, self.sources = lookup, lookup.options, lookup.sources
+        self.lookup, self.options, self.servers = lookup, lookup.options, lookup.servers
         self.store, self.blocks = store, store.blocks
-        self.sources.are_all = lookup.target.scheme != "pelican" or lookup.target.directread
+        self.servers.note_all(lookup.target.scheme != "pelican" or lookup.target.directread)
         self._receiver = Receiver(lookup.pool, lookup, self.blocks.size, self._take_in, store.waste)
         self._changed = threading.Condition(lookup.lock)
         self._wake = threading.Event()
-        self._dealer = Dealer(self.blocks, self.sources, self.options)
+        self._dispatcher = Dispatcher(self.blocks, self.servers, self.options)
         self.stays_behind = False  # connections leave the CPU to a hash that follows them
         self._num_threads = 0
         self._stopping = self._syncing = self._rereading = False
@@ -77,7 +77,7 @@ class Transfer:
 
     @property
     def num_hedges(self) -> int:
-        return self._dealer.num_hedges
+        return self._dispatcher.num_hedges
 
     def fail(self, error: BaseException) -> None:
         """Ends the transfer with an error, from any thread."""
@@ -89,11 +89,11 @@ class Transfer:
         """Ends all connections; no thread touches the file once this returns."""
         with self._changed:
             self._stopping = True
-            for lease in self._dealer.out:
+            for lease in self._dispatcher.out:
                 lease.cancel("stopping")
             self._changed.notify_all()
             end = time.monotonic() + STOP_S
-            while self._dealer.out and time.monotonic() < end:
+            while self._dispatcher.out and time.monotonic() < end:
                 self._changed.wait(TICK_S)
             while self.store.num_writing or self._syncing or self._rereading:
                 self._changed.wait(TICK_S)
@@ -129,14 +129,14 @@ class Transfer:
     # The supervisor, under the lock
 
     def _supervise(self, now: float) -> None:
-        if self._dealer.watch(now):
+        if self._dispatcher.watch(now):
             self._changed.notify_all()
         self._start_threads()
-        usable, needs_company = self.sources.usable, self._dealer.needs_company
-        is_stuck = needs_company or all(source.failures for source in usable)
+        usable, needs_company = self.servers.usable, self._dispatcher.needs_company
+        is_stuck = needs_company or all(server.failures for server in usable)
         if is_stuck and self.lookup.is_due(now):
             threading.Thread(target=self._look_up, args=(needs_company,), daemon=True).start()
-        if not usable and _has_other_size(self.sources):
+        if not usable and _has_other_size(self.servers):
             raise OtherSizes(self.lookup.describe_problems())
         self.lookup.check_patience(now, self._last_progress)
         if self.store.unsynced_bytes >= SYNC_BYTES and not self._syncing:
@@ -145,7 +145,7 @@ class Transfer:
 
     def _start_threads(self) -> None:
         """One thread per connection, and one more for every connection that fell silent."""
-        while self._num_threads < self.options.connections + self._dealer.num_silent:
+        while self._num_threads < self.options.connections + self._dispatcher.num_silent:
             self._num_threads += 1
             threading.Thread(target=self._work, name="fetch", daemon=True).start()
 
@@ -153,7 +153,7 @@ class Transfer:
         self.lookup.refresh(with_origin)
         with self._changed:
             if with_origin and self.lookup.answer.verdict is not Verdict.PASSING:
-                self.sources.are_all = True
+                self.servers.note_all()
 
     def _sync(self) -> None:
         try:
@@ -189,9 +189,12 @@ class Transfer:
         """Waits for something to fetch; None when there is nothing more for this thread."""
         with self._changed:
             while not self._stopping and not self.blocks.is_complete:
-                if len(self._dealer.out) - self._dealer.num_silent >= self.options.connections:
+                if (
+                    len(self._dispatcher.out) - self._dispatcher.num_silent
+                    >= self.options.connections
+                ):
                     return None  # a silent connection delivers again: this thread is one too many
-                lease = self._dealer.deal(time.monotonic())
+                lease = self._dispatcher.dispatch(time.monotonic())
                 if lease is not None:
                     return lease
                 self._changed.wait(TICK_S)
@@ -199,29 +202,28 @@ class Transfer:
 
     def _serve(self, lease: Lease, buffer: memoryview) -> None:
         """Receives a lease and records the result."""
-        source, problem = lease.source, None
-        assert source is not None
+        server, problem = lease.server, None
+        assert server is not None
         try:
             self._receiver.receive(lease, buffer)
         except OtherSize as error:
-            source.refused = Refusal(Fault.OTHER_SIZE, f"({error})")
-            problem = Problem(str(source.refused))
+            server.refuse(Fault.OTHER_SIZE, f"({error})")
+            problem = Problem(str(server.refused))
         except OtherVersion as error:
-            raise ObjectChanged(f"{source.label}: {error}") from None
+            raise ObjectChanged(f"{server.label}: {error}") from None
         except NETWORK_ERRORS as error:
             if getattr(error, "filename", None) is not None:
                 raise  # a local file, not the network
             problem = read_problem(error)
         with self._changed:
-            self._settle(lease, source, problem or Problem("ended early"))
+            self._settle(lease, server, problem or Problem("ended early"))
             self._changed.notify_all()
 
-    def _settle(self, lease: Lease, source: Source, problem: Problem) -> None:
+    def _settle(self, lease: Lease, server: Server, problem: Problem) -> None:
         now = time.monotonic()
-        self._dealer.out.discard(lease)
-        source.active -= 1
-        source.seconds += now - lease.started
-        source.bytes += lease.received
+        self._dispatcher.out.discard(lease)
+        server.end(now - lease.started)
+        server.count_bytes(lease.received)
         if lease.cancelled == "lost":
             self.store.waste.hedged += lease.lost_bytes(lease.beaten_by)
             return
@@ -230,19 +232,19 @@ class Transfer:
         if self._stopping:
             return
         if lease.position >= lease.end:
-            self.sources.delivered(source, (lease.end - lease.first) * CHUNK, now - lease.started)
+            self.servers.delivered(server, (lease.end - lease.first) * CHUNK, now - lease.started)
             return
         self.blocks.give_back(lease)
         if not lease.cancelled:
-            self.lookup.tell(source.label, problem.text)
+            self.lookup.tell(server.label, problem.text)
             has_delivered = lease.position > lease.first
-            self.sources.failed(source, now, problem, has_delivered)
+            self.servers.failed(server, now, problem, has_delivered)
         if problem.is_denied:
             self.lookup.reread_token()
 
     def _take_in(self, lease: Lease, view: memoryview, seconds: float) -> None:
         """Stores one received chunk, and ends the race with a rival."""
-        assert lease.source is not None
+        assert lease.server is not None
         values = compute_all(self.store.sums.kinds, view)
 
         def end_race() -> None:
@@ -253,12 +255,11 @@ class Transfer:
                 loser.cancel("lost")
 
         known = lease.known
-        helper = lease.donor.source if known and lease.donor is not None else None
-        is_new = self.store.write(lease.position, lease.source, view, values, end_race, helper)
+        helper = lease.donor.server if known and lease.donor is not None else None
+        is_new = self.store.write(lease.position, lease.server, view, values, end_race, helper)
         with self._changed:
-            lease.source.bytes -= known  # those came over the rival's connection
-            lease.partial = lease.donated = 0
-            lease.position += 1
+            lease.server.count_bytes(-known)  # those came over the rival's connection
+            lease.end_chunk()
             if is_new:
                 self.blocks.record_chunk_time(seconds)
                 self._last_progress = time.monotonic()
@@ -269,8 +270,8 @@ class Transfer:
                 self._changed.notify_all()
 
 
-def _has_other_size(sources: Sources) -> bool:
-    refusals = [source.refused for source in sources.all if source.refused is not None]
+def _has_other_size(servers: Servers) -> bool:
+    refusals = [server.refused for server in servers.all if server.refused is not None]
     return any(refusal.fault is Fault.OTHER_SIZE for refusal in refusals)
 
 

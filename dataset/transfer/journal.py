@@ -24,8 +24,11 @@ MAX_LINE_BYTES = 1 << 16
 
 
 @dataclass
-class Progress:
-    """What a journal tells: chunk -> (source number, checksums in the order of `kinds`)."""
+class Arrivals:
+    """What has arrived, as a journal tells it.
+
+    `chunks` are chunk -> (source number, checksums in the order of `kinds`).
+    """
 
     identity: str
     size: int
@@ -68,16 +71,16 @@ class Journal:
         self._fd = fd
 
     @classmethod
-    def create(cls, path: Path, progress: Progress) -> Journal:
-        """A new journal with the content of `progress`, renamed into place when complete."""
+    def create(cls, path: Path, arrivals: Arrivals) -> Journal:
+        """A new journal with the content of `arrivals`, renamed into place when complete."""
         new = path.with_name(path.name + NEW)
         fd = open_own(new, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(fd, 0)
-        lines: list[Any] = [_head(progress)]
-        lines += [["source", name] for name in progress.sources]
-        lines += [["digest", kind, value] for kind, value in progress.digests.items()]
-        lines += [["etag", place, value] for place, value in progress.etags.items()]
-        lines += [["ok", n, s, *values] for n, (s, values) in sorted(progress.chunks.items())]
+        lines: list[Any] = [_head(arrivals)]
+        lines += [["source", name] for name in arrivals.sources]
+        lines += [["digest", kind, value] for kind, value in arrivals.digests.items()]
+        lines += [["etag", place, value] for place, value in arrivals.etags.items()]
+        lines += [["ok", n, s, *values] for n, (s, values) in sorted(arrivals.chunks.items())]
         write_all(fd, b"".join(_line(line) for line in lines))
         os.fsync(fd)
         new.replace(path)
@@ -125,14 +128,14 @@ class Journal:
         self._fd = -1
 
 
-def _head(progress: Progress) -> dict[str, Any]:
+def _head(arrivals: Arrivals) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "object": progress.identity,
-        "size": progress.size,
+        "object": arrivals.identity,
+        "size": arrivals.size,
         "chunk": CHUNK,
-        "kinds": list(progress.kinds),
-        "boot_id": progress.boot_id,
+        "kinds": list(arrivals.kinds),
+        "boot_id": arrivals.boot_id,
     }
 
 
@@ -140,7 +143,7 @@ def _line(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-def read_journal(path: Path) -> Progress | None:
+def read_journal(path: Path) -> Arrivals | None:
     """The content of the journal, without torn lines; None when there is no usable one.
 
     A doubted one comes first and counts as of another boot, so that its chunks are read again.
@@ -150,48 +153,48 @@ def read_journal(path: Path) -> Progress | None:
     if not chosen.is_file():  # a pipe would block
         return None
     lines = chosen.read_bytes().split(b"\n")
-    progress = _read_head(lines[0])
-    if progress is None:
+    arrivals = _read_head(lines[0])
+    if arrivals is None:
         return None
     if is_doubted:
-        progress.boot_id = ""
+        arrivals.boot_id = ""
     for line in lines[1:-1]:  # what follows the last newline is torn
         try:
-            _apply(progress, parse_json(line, MAX_LINE_BYTES))
+            _apply(arrivals, parse_json(line, MAX_LINE_BYTES))
         except (ValueError, TypeError, IndexError, KeyError):
             continue
-    return progress
+    return arrivals
 
 
-def _read_head(line: bytes) -> Progress | None:
+def _read_head(line: bytes) -> Arrivals | None:
     try:
         head = parse_json(line, MAX_LINE_BYTES)
         if head["format"] != FORMAT or head["chunk"] != CHUNK:
             return None
         kinds = tuple(check_text(kind) for kind in head["kinds"])
         size, boot_id = check_count(head["size"]), check_text(head["boot_id"])
-        return Progress(check_text(head["object"]), size, kinds, boot_id)
+        return Arrivals(check_text(head["object"]), size, kinds, boot_id)
     except (ValueError, TypeError, KeyError):
         return None
 
 
-def _apply(progress: Progress, event: list[Any]) -> None:
+def _apply(arrivals: Arrivals, event: list[Any]) -> None:
     """Applies one line; raises ValueError or the like if it is not ours or does not fit."""
     if event[0] == "ok":
-        chunk = check_count(event[1], num_chunks(progress.size) - 1)
+        chunk = check_count(event[1], num_chunks(arrivals.size) - 1)
         source = check_count(event[2], MAX_SOURCES)
         values = tuple(check_count(value, MAX_SUM) for value in event[3:])
-        if len(values) == len(progress.kinds):
-            progress.chunks[chunk] = (source, values)
+        if len(values) == len(arrivals.kinds):
+            arrivals.chunks[chunk] = (source, values)
     elif event[0] == "no":
-        _drop(progress.chunks, check_count(event[1]), check_count(event[2]))
-    elif event[0] == "source" and len(progress.sources) < MAX_SOURCES:
-        progress.sources.append(check_text(event[1]))
+        _drop(arrivals.chunks, check_count(event[1]), check_count(event[2]))
+    elif event[0] == "source" and len(arrivals.sources) < MAX_SOURCES:
+        arrivals.sources.append(check_text(event[1]))
     elif event[0] == "digest":
         kind = check_text(event[1])
-        progress.digests[kind] = parse_given(kind, check_text(event[2]))
+        arrivals.digests[kind] = parse_given(kind, check_text(event[2]))
     elif event[0] == "etag":
-        progress.etags[check_text(event[1])] = check_text(event[2])
+        arrivals.etags[check_text(event[1])] = check_text(event[2])
 
 
 def _drop(chunks: dict[int, Any], first: int, end: int) -> None:

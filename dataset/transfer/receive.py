@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from dataset.federation.connection import (
@@ -21,7 +21,7 @@ from dataset.federation.connection import (
 )
 from dataset.federation.framing import ProtocolError, read_retry_after
 from dataset.federation.lookup import Lookup
-from dataset.federation.sources import Problem, Source
+from dataset.federation.servers import Problem, Server
 from dataset.redaction import redact
 from dataset.spelling import decode
 from dataset.transfer.blocks import Lease, Waste
@@ -68,7 +68,7 @@ class Body(Protocol):
 
 
 class FileBody:
-    """The bytes of a local file, for file:// sources."""
+    """The bytes of a local file, for file:// addresses."""
 
     def __init__(self, path: Path, start: int) -> None:
         self._fd = os.open(path, os.O_RDONLY)
@@ -87,8 +87,18 @@ class FileBody:
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+)\s*", re.IGNORECASE)
 
 
-def check_answer(answer: Answer, start: int, end: int, size: int | None, source: Source) -> int:
-    """How many body bytes lie before `start`; raises unless the answer is bytes [start, end).
+class GoodAnswer(NamedTuple):
+    """What an answer that passed its checks tells of the object."""
+
+    skip: int  # body bytes before those that were asked for
+    etag: str | None
+    is_range: bool
+
+
+def check_answer(
+    answer: Answer, start: int, end: int, size: int | None, server: Server
+) -> GoodAnswer:
+    """What the answer tells; raises unless it is bytes [start, end), or the whole object.
 
     Everything that could put a wrong byte into the file is refused here: another status, a
     Content-Range other than asked for, another size of the object, more or fewer bytes.
@@ -102,26 +112,23 @@ def check_answer(answer: Answer, start: int, end: int, size: int | None, source:
         raise StatusError(answer.status, read_retry_after(answer.headers, time.time()))
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
         raise ProtocolError(f"content-encoding {answer.headers['content-encoding']!r}")
-    etag = _own_etag(answer, source)
-    if source.etag is not None and etag is not None and etag != source.etag:
-        raise OtherVersion(f"its ETag was {source.etag} and is {etag}")
-    source.etag = source.etag or etag
+    etag = _own_etag(answer, server)
+    if server.etag is not None and etag is not None and etag != server.etag:
+        raise OtherVersion(f"its ETag was {server.etag} and is {etag}")
     if answer.status == 200:
         if _is_page(answer):
             raise ProtocolError("an HTML page instead of the object; is a login needed?")
         if "content-range" in answer.headers:
             raise ProtocolError("200 with a Content-Range: whole or part?")
         if size is not None and answer.length is not None and answer.length != size:
-            if source.gave_range:  # a maintenance page, perhaps: it says nothing of the object
+            if server.gave_range:  # a maintenance page, perhaps: it says nothing of the object
                 raise ProtocolError(f"200 and {answer.length} bytes instead of a range")
             raise OtherSize(answer.length)
         if answer.length is None:
             raise ProtocolError("200 without a length")
-        source.has_ranges = False
-        return start
+        return GoodAnswer(start, etag, is_range=False)
     _check_range(answer, start, end, size)
-    source.gave_range = True
-    return 0
+    return GoodAnswer(0, etag, is_range=True)
 
 
 def _check_range(answer: Answer, start: int, end: int, size: int | None) -> None:
@@ -152,9 +159,9 @@ def parse_content_range(answer: Answer) -> tuple[int | None, int | None, int]:
         raise ProtocolError(f"Content-Range {shorten(text)}") from None
 
 
-def _own_etag(answer: Answer, source: Source) -> str | None:
-    """The ETag, if it is the source's own: mirrors that it redirects to have others."""
-    if urlsplit(answer.url)[:2] != urlsplit(source.url)[:2]:
+def _own_etag(answer: Answer, server: Server) -> str | None:
+    """The ETag, if it is the server's own: mirrors that it redirects to have others."""
+    if urlsplit(answer.url)[:2] != urlsplit(server.url)[:2]:
         return None
     etag = answer.headers.get("etag")
     return redact(etag.removeprefix("W/")) if etag else None
@@ -169,7 +176,7 @@ def _is_page(answer: Answer) -> bool:
 def open_range(
     pool: Pool,
     lookup: Lookup,
-    source: Source,
+    server: Server,
     start: int,
     end: int | None,
     hold: Callable[[Connection], None] = lambda connection: None,
@@ -178,22 +185,22 @@ def open_range(
 
     Redirects are followed, and get no token.
     """
-    url = source.redirected or source.url
+    url = server.redirected or server.url
     asked = {"Accept-Encoding": "identity"}
     if end is not None:
         asked["Range"] = f"bytes={start}-{end - 1}"
-    secret = {} if source.redirected else lookup.headers(url, source.wants_token)
+    secret = {} if server.redirected else lookup.headers(url, server.wants_token)
     for _ in range(MAX_REDIRECTS + 1):
         answer = pool.ask("GET", url, {**asked, **secret}, hold)
         if answer.status not in REDIRECTS or "location" not in answer.headers:
             return answer
         target = redirect_target(url, answer.headers["location"])
         answer.connection.close()
-        if source.wants_token or urlsplit(target)[:2] != urlsplit(url)[:2]:
+        if server.wants_token or urlsplit(target)[:2] != urlsplit(url)[:2]:
             secret = {}
         url = target
-        source.redirected = None if secret else target
-    source.redirected = None
+        server.redirect(None if secret else target)
+    server.redirect(None)
     raise ProtocolError("redirects in a loop")
 
 
@@ -217,23 +224,24 @@ class Receiver:
 
     def receive(self, lease: Lease, buffer: memoryview) -> None:
         """Fetches the chunks of a lease up to its end, which may move closer meanwhile."""
-        source = lease.source
-        assert source is not None
-        lease.buffer = buffer
+        server = lease.server
+        assert server is not None
+        lease.receive_into(buffer)
         start, end = lease.first * CHUNK + len(lease.prefix), min(lease.end * CHUNK, self._size)
-        if source.url.startswith("file:"):
-            self._pour(lease, open_file_range(source.url, start), buffer, 0)
+        if server.url.startswith("file:"):
+            self._pour(lease, open_file_range(server.url, start), buffer, 0)
             return
         keep = False
         try:
             answer = open_range(
-                self._pool, self._lookup, source, start, end, lambda c: self._hold(lease, c)
+                self._pool, self._lookup, server, start, end, lambda c: self._hold(lease, c)
             )
-            skip = check_answer(answer, start, end, self._size, source)
-            keep = self._pour(lease, answer, buffer, skip)
+            found = check_answer(answer, start, end, self._size, server)
+            server.note_answer(found.etag, found.is_range)
+            keep = self._pour(lease, answer, buffer, found.skip)
         finally:
             with self._lookup.lock:  # from here on the supervisor cannot cut it any more
-                connection, lease.connection = lease.connection, None
+                connection = lease.let_go()
             if connection is not None:
                 if keep:
                     self._pool.give(connection)
@@ -242,9 +250,7 @@ class Receiver:
 
     def _hold(self, lease: Lease, connection: Connection) -> None:
         with self._lookup.lock:
-            lease.connection = connection
-            if lease.cancelled:
-                connection.cut()
+            lease.hold(connection)
 
     def _pour(self, lease: Lease, body: Body, buffer: memoryview, skip: int) -> bool:
         """The body into chunks; whether its connection can be used again."""
@@ -256,9 +262,7 @@ class Receiver:
         while lease.position < lease.end and not lease.cancelled:
             began = time.monotonic()
             view = buffer[: chunk_length(lease.position, self._size)]
-            known = lease.known
-            view[:known] = lease.prefix[:known]
-            lease.partial = known
+            known = lease.start_chunk(view)
             received += self._read(lease, body, view, known, as_chunk=True)
             self._store(lease, view, time.monotonic() - began)
         return body.release(received)
@@ -266,8 +270,8 @@ class Receiver:
     def _count_skipped(self, lease: Lease, num_bytes: int) -> None:
         with self._lookup.lock:
             self._waste.skipped += num_bytes
-            if lease.source is not None:
-                lease.source.bytes += num_bytes
+            if lease.server is not None:
+                lease.server.count_bytes(num_bytes)
 
     def _read(
         self, lease: Lease, body: Body, view: memoryview, known: int = 0, as_chunk: bool = False
@@ -280,9 +284,9 @@ class Receiver:
                 raise ProtocolError("ended early")
             filled += got
             if as_chunk:
-                lease.partial = filled
+                lease.note_partial(filled)
             if filled - counted >= PROGRESS_BYTES:
                 counted = filled
-                lease.progress_at = time.monotonic()
-        lease.progress_at = time.monotonic()
+                lease.note_progress(time.monotonic())
+        lease.note_progress(time.monotonic())
         return filled - known

@@ -11,16 +11,16 @@ from contextlib import AbstractContextManager, contextmanager
 
 from dataset.durable import write_at
 from dataset.errors import DataError
-from dataset.federation.sources import Source, Sources
+from dataset.federation.servers import Server, Servers
 from dataset.transfer.blocks import ARRIVED, CLAIMED, MISSING, WRITING, BlockMap, Waste
-from dataset.transfer.journal import CHUNK, Journal, Progress, chunk_length
-from dataset.transfer.partial import read_chunk
-from dataset.transfer.verify import BlockChecks, ChunkSums, compute_all
+from dataset.transfer.chunk_sums import BlockChecks, ChunkSums, compute_all
+from dataset.transfer.journal import CHUNK, Arrivals, Journal, chunk_length
+from dataset.transfer.resume import read_chunk
 
 log = logging.getLogger("trainyard.fetch")
 
-MIN_BLOCK_TRIES = 4  # before a block is given up, all sources having sent it wrong
-MAX_BLOCK_TRIES = 20  # and in any case: some sources may rest for long
+MIN_BLOCK_TRIES = 4  # before a block is given up, all servers having sent it wrong
+MAX_BLOCK_TRIES = 20  # and in any case: some servers may rest for long
 
 
 class DiskError(Exception):
@@ -42,34 +42,34 @@ class ChunkStore:
         self,
         fd: int,
         journal: Journal,
-        progress: Progress,
+        arrivals: Arrivals,
         lock: AbstractContextManager[object],
-        sources: Sources,
+        servers: Servers,
         checks: BlockChecks | None = None,
         say: Callable[[str], None] = log.info,
     ) -> None:
         self.fd, self.journal, self.checks = fd, journal, checks
         self._say, self.part = say, journal.path.with_suffix("")
-        self.claimed = () if progress.were_read else tuple(sorted(progress.chunks))
-        self.resumed_bytes = sum(chunk_length(n, progress.size) for n in progress.chunks)
+        self.claimed = () if arrivals.were_read else tuple(sorted(arrivals.chunks))
+        self.resumed_bytes = sum(chunk_length(n, arrivals.size) for n in arrivals.chunks)
         self._num_lost = 0  # chunks of an earlier start in whose place are other bytes now
-        arrived = progress.chunks if progress.were_read else ()
-        self.blocks = BlockMap(progress.size, arrived, self.claimed)
-        self.sums = ChunkSums(progress.kinds, progress.size, self.blocks.num_chunks)
+        arrived = arrivals.chunks if arrivals.were_read else ()
+        self.blocks = BlockMap(arrivals.size, arrived, self.claimed)
+        self.sums = ChunkSums(arrivals.kinds, arrivals.size, self.blocks.num_chunks)
         self.waste = Waste()
         self.num_writing = 0
         self.unsynced_bytes = 0
         self.disk_error: OSError | None = None  # the first one
-        self._lock, self._sources = lock, sources
-        self._names = list(progress.sources)
+        self._lock, self._servers = lock, servers
+        self._names = list(arrivals.sources)
         self._sent_by = array("h", [-1] * self.blocks.num_chunks)
-        self._helped: dict[int, str] = {}  # chunk -> another source that sent its first bytes
+        self._helped: dict[int, str] = {}  # chunk -> another server that sent its first bytes
         self._wrong: dict[int, int] = {}  # index block -> wrong copies of it
-        self._wrong_from: dict[int, set[Source]] = {}  # and who sent one alone
-        self._earlier = set(progress.chunks)  # what was there before this start
-        for chunk, (source, values) in progress.chunks.items():
+        self._wrong_from: dict[int, set[Server]] = {}  # and who sent one alone
+        self._earlier = set(arrivals.chunks)  # what was there before this start
+        for chunk, (server, values) in arrivals.chunks.items():
             self.sums.set(chunk, values)
-            self._sent_by[chunk] = source
+            self._sent_by[chunk] = server
         self._check(range(self.blocks.num_chunks))
 
     def settle_claim(self, chunk: int, buffer: memoryview) -> None:
@@ -102,7 +102,7 @@ class ChunkStore:
             )
 
     def sender(self, chunk: int) -> str:
-        """The name of the source that a chunk came from."""
+        """The name of the server that a chunk came from."""
         number = self._sent_by[chunk]
         return self._names[number] if 0 <= number < len(self._names) else "an earlier start"
 
@@ -113,28 +113,28 @@ class ChunkStore:
     def write(
         self,
         chunk: int,
-        source: Source,
+        server: Server,
         view: memoryview,
         values: Sequence[int],
         on_claim: Callable[[], None] = lambda: None,
-        helper: Source | None = None,
+        helper: Server | None = None,
     ) -> bool:
         """Stores a received chunk; False when another connection was faster.
 
-        `helper` is the source of its first bytes, if that was another one.
+        `helper` is the server of its first bytes, if that was another one.
         """
         with self._lock:
             if self.blocks.state[chunk] != MISSING:
-                source.bytes += len(view)
+                server.count_bytes(len(view))
                 return False
             on_claim()
-            source.bytes += len(view)
+            server.count_bytes(len(view))
             self.blocks.state[chunk] = WRITING
             self.num_writing += 1
         try:
             with self._disk():
                 write_at(self.fd, view, chunk * CHUNK)
-                number = self._number(source)
+                number = self._number(server)
                 self.journal.add_chunk(chunk, number, values)
         except BaseException:
             with self._lock:
@@ -154,15 +154,15 @@ class ChunkStore:
             self._check(range(chunk, chunk + 1))
         return True
 
-    def replace(self, chunk: int, source: Source, view: memoryview, values: Sequence[int]) -> None:
+    def replace(self, chunk: int, server: Server, view: memoryview, values: Sequence[int]) -> None:
         """Replaces the bytes of a chunk that turned out wrong."""
         with self._lock:
             self._unvouch(chunk, chunk + 1)
             self.blocks.drop(chunk, chunk + 1, frozenset())
             self.waste.wrong += len(view)
             self.waste.compared -= len(view)
-            source.bytes -= len(view)  # counted when they were compared
-        self.write(chunk, source, view, values)
+            server.count_bytes(-len(view))  # counted when they were compared
+        self.write(chunk, server, view, values)
 
     def drop_from(self, names: Collection[str]) -> int:
         """Marks all chunks from these senders as missing; returns the number of bytes."""
@@ -204,19 +204,19 @@ class ChunkStore:
         with self._disk():
             self.journal.drop_chunks(first, end)
 
-    def _number(self, source: Source) -> int:
-        """A source's number in the journal, where it is named at its first chunk."""
-        if source.label not in self._names:
+    def _number(self, server: Server) -> int:
+        """A server's number in the journal, where it is named at its first chunk."""
+        if server.label not in self._names:
             with self._lock:
-                self._name(source)
-        return self._names.index(source.label)
+                self._name(server)
+        return self._names.index(server.label)
 
-    def _name(self, source: Source) -> None:
-        if source.label not in self._names:  # not by another thread meanwhile
-            self.journal.add_source(source.label)
-            if source.etag is not None:
-                self.journal.add_etag(source.label, source.etag)
-            self._names.append(source.label)
+    def _name(self, server: Server) -> None:
+        if server.label not in self._names:  # not by another thread meanwhile
+            self.journal.add_source(server.label)
+            if server.etag is not None:
+                self.journal.add_etag(server.label, server.etag)
+            self._names.append(server.label)
 
     def _check(self, chunks: range) -> None:
         """Marks arrived chunks as done: at once, or when the checksum of their block is right."""
@@ -240,7 +240,7 @@ class ChunkStore:
         start, end = members.start * CHUNK, min(members.stop * CHUNK, self.blocks.size)
         names = {self.sender(chunk) for chunk in members}
         names |= {self._helped.pop(chunk) for chunk in members if chunk in self._helped}
-        guilty = [source for source in self._sources.all if source.label in names]
+        guilty = [server for server in self._servers.all if server.label in names]
         text = f"bytes {start}-{end - 1} from {', '.join(sorted(names))}"
         self._wrong[block] = self._wrong.get(block, 0) + 1
         proven = self._wrong_from.setdefault(block, set())
@@ -252,15 +252,15 @@ class ChunkStore:
             )
         self._say(f"{text} are wrong according to {where}; fetching them again elsewhere")
         self.waste.wrong += end - start
-        for source in guilty:
-            self._sources.sent_wrong_block(source, is_alone=len(names) == 1)
+        for server in guilty:
+            self._servers.sent_wrong_block(server, is_alone=len(names) == 1)
         self._unvouch(members.start, members.stop)
         suspects = proven.union(guilty)
-        has_others = not suspects.issuperset(self._sources.usable)
+        has_others = not suspects.issuperset(self._servers.usable)
         avoid = frozenset(suspects if has_others else proven)
         self.blocks.drop(members.start, members.stop, avoid)
 
-    def _is_hopeless(self, num_wrong: int, proven: set[Source]) -> bool:
-        """Whether every source, including the origin, has sent a wrong copy of a block."""
-        all_wrong = self._sources.are_all and proven.issuperset(self._sources.usable)
+    def _is_hopeless(self, num_wrong: int, proven: set[Server]) -> bool:
+        """Whether every server, including the origin, has sent a wrong copy of a block."""
+        all_wrong = self._servers.are_all and proven.issuperset(self._servers.usable)
         return num_wrong >= (MIN_BLOCK_TRIES if all_wrong else MAX_BLOCK_TRIES)

@@ -12,7 +12,7 @@ from dataset.federation.connection import NETWORK_ERRORS, Pool, explain
 from dataset.federation.document import get_document
 from dataset.federation.pelican import DISCOVERY_PATH, parse_discovery, parse_target
 from dataset.federation.reach import Reach
-from dataset.fetch.folder import Ledger
+from dataset.fetch.ledger import Ledger
 from dataset.names import KAGGLE_ZIP, TRAIN_TAR, VAL_TAR
 from dataset.redaction import redact
 from scripts.checks.surroundings import NOTE, OK, WRONG, Finding, free_bytes, gib

@@ -48,7 +48,7 @@ def find_data(folders: list[Path]) -> str:
 
 def list_urls(data: DataState) -> tuple[list[str], int]:
     """What a slot must fetch of a URL, and its size in GiB: the tar that was named, or both."""
-    from dataset.published import published_archives
+    from dataset.known_archives import published_archives
 
     known = [(archive.file, size) for size, archive in published_archives().items()]
     if data.names_tar:

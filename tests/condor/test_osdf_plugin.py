@@ -19,7 +19,7 @@ from condor.osdf_plugin import FINAL, Order, fetch_all, read_orders, read_settin
 from scripts import build_plugin
 from tests.cluster.osdf.rules import Fault
 from tests.dataset.director_server import directing
-from tests.dataset.fetch.test_compare import federation
+from tests.dataset.fetch.test_verify import federation
 
 
 @pytest.fixture(scope="module")

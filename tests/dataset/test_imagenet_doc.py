@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dataset.published import published_archives
+from dataset.known_archives import published_archives
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "imagenet.md"
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIST_MODULES = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import dataset.fetch.remote, dataset.fetch.dry_run
+import dataset.fetch.urls, dataset.fetch.inspect
 for name in sorted(sys.modules):
     module = sys.modules[name]
     if name.partition(".")[0] == "dataset":

@@ -13,8 +13,8 @@ import pytest
 
 from dataset.errors import CommandError, DataError, PassingError, run_command
 from dataset.federation.lookup import Options
-from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
+from dataset.fetch.urls import fetch_urls
 from dataset.redaction import hold_secret, redact, redact_all, redact_name
 from scripts.fetch_osdf import _write_summaries
 from tests.dataset.dav_server import TreeHandler, serving_tree

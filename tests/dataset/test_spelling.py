@@ -9,13 +9,13 @@ from urllib.parse import quote, unquote_to_bytes
 import pytest
 
 from dataset.federation.pelican import parse_target
-from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
+from dataset.fetch.urls import fetch_urls
 from dataset.spelling import decode, encode
 from dataset.transfer.journal import CHUNK
 from tests.dataset.dav_server import FOLDER, RESPONSE, TreeHandler
 from tests.dataset.small_server import running
-from tests.dataset.transfer.test_transfer import FAST, NOWHERE, fetch
+from tests.dataset.transfer.test_engine import FAST, NOWHERE, fetch
 
 NAMES = (b"a\xff", b"a\xfe", "é\n".encode(), b"a%41", b" #?;&=+")
 

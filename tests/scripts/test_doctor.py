@@ -169,7 +169,7 @@ def test_classes_that_differ_and_folders_without_an_image_are_said(tmp_path: Pat
 def test_tars_that_do_not_fit_their_indexes_are_said(tmp_path: Path) -> None:
     from dataset.archive.index import build_index
     from dataset.fake.make import make_fake_imagenet
-    from dataset.fetch.folder import Ledger
+    from dataset.fetch.ledger import Ledger
 
     make_fake_imagenet(tmp_path, classes=2, train_per_class=1, val_per_class=1, size=(32, 32))
     tars = [tmp_path / f"ILSVRC2012_img_{half}.tar" for half in ("train", "val")]

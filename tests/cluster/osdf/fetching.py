@@ -15,9 +15,8 @@ import numpy as np
 from dataset.checksum import compute
 from dataset.errors import CommandError, describe_os_error
 from dataset.federation.lookup import Options
-from dataset.fetch.remote import fetch_urls
-from dataset.fetch.request import Request
-from dataset.fetch.summary import Summary
+from dataset.fetch.request import Request, Summary
+from dataset.fetch.urls import fetch_urls
 from dataset.own_names import PART
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from dataset.fetch import compare
+from dataset.fetch import verify
 from tests.cluster.osdf.fetch_cases import CASES, Case
 from tests.cluster.osdf.fetching import MIB, Fetcher, Result, leftovers, make_content, write_index
 from tests.cluster.osdf.rules import Fault
@@ -47,7 +47,7 @@ def test_a_fault_alone(
 def test_a_cache_that_corrupts_all_it_sends_is_refused_and_the_rest_is_kept(
     has_given: bool, osdf: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "MAX_DIFFERENT", 16)  # a small share of a busy machine, too
+    monkeypatch.setattr(verify, "MAX_DIFFERENT", 16)  # a small share of a busy machine, too
     content = make_content(96 * MIB, 30)
     path = osdf.put("fetch-faults/large.bin", content)
     fetch = Fetcher(osdf, tmp_path)

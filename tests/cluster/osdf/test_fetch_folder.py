@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from dataset.errors import UserError
-from dataset.fetch.remote import fetch_dataset
+from dataset.fetch.urls import fetch_dataset
 from tests.cluster.osdf.fetching import FAST, MIB, Fetcher, leftovers, make_content, write_index
 from tests.cluster.osdf.rules import Fault
 

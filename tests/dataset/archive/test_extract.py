@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dataset import published
+from dataset import known_archives
 from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.output_folder import OutputFolder
 from dataset.errors import DataError, PassingError, UserError
@@ -187,7 +187,7 @@ def test_verify_needs_a_published_sum(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(UserError, match="not one of the published"):
         extract(tar, tmp_path / "out", verify=True)
     data = tar.read_bytes()
-    real = published.PublishedArchive(
+    real = known_archives.PublishedArchive(
         TRAIN,
         len(data),
         hashlib.md5(data).hexdigest(),
@@ -195,7 +195,7 @@ def test_verify_needs_a_published_sum(tmp_path: Path, monkeypatch: pytest.Monkey
         3,
         18,
     )
-    monkeypatch.setattr(published, "published_archives", lambda: {len(data): real})
+    monkeypatch.setattr(known_archives, "published_archives", lambda: {len(data): real})
     assert extract(tar, tmp_path / "out", verify=True).checked in ("md5", "sha256")
     damaged = bytearray(data)
     damaged[1100] ^= 1  # in an image: no header tells
@@ -210,14 +210,14 @@ def test_a_real_archives_size_with_other_contents_is_refused(
 ) -> None:
     tar = write_nested(tmp_path, make_tree())
     size = tar.stat().st_size
-    real = published.PublishedArchive(TRAIN, size, "", "", 1000, 1281167)
-    monkeypatch.setattr(published, "published_archives", lambda: {size: real})
+    real = known_archives.PublishedArchive(TRAIN, size, "", "", 1000, 1281167)
+    monkeypatch.setattr(known_archives, "published_archives", lambda: {size: real})
     with pytest.raises(DataError, match="3 classes and 18 images, not 1000 and 1281167"):
         extract(tar, tmp_path / "out")
 
 
 def test_the_published_table_has_the_two_archives() -> None:
-    table = {row.file: row for row in published.published_archives().values()}
+    table = {row.file: row for row in known_archives.published_archives().values()}
     train, val = table["ILSVRC2012_img_train.tar"], table["ILSVRC2012_img_val.tar"]
     assert (train.num_bytes, train.num_images) == (147897477120, 1281167)
     assert (val.num_bytes, val.num_images) == (6744924160, 50000)

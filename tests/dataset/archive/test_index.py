@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.archive import crc32c as crc32c_module
+from dataset import checksum
 from dataset.archive.block_sums import BLOCK_SIZE
-from dataset.archive.crc32c import crc32c, crc32c_numpy
 from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.index import (
     build_index,
@@ -345,16 +344,23 @@ def test_verify_without_checksums_says_how_to_get_them(tmp_path: Path) -> None:
     assert find_or_build_index(tar, checksums=True).block_crc32c is not None
 
 
-def test_crc32c_is_castagnolis_in_every_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    for compute in (crc32c, crc32c_numpy):
-        assert compute(b"123456789") == 0xE3069283
-        assert compute(b"") == 0
-        assert compute(bytes(32)) == 0x8A9136AA
-    for size in (1, 4095, 65_536, 65_537, 300_001):
-        data = os.urandom(size)
-        assert crc32c_numpy(data) == crc32c(data)
-    monkeypatch.setattr(crc32c_module, "_fast", None)
-    assert crc32c(b"123456789") == 0xE3069283
+def test_crc32c_is_castagnolis() -> None:
+    assert checksum.compute("crc32c", b"123456789") == 0xE3069283
+    assert checksum.compute("crc32c", b"") == 0
+    assert checksum.compute("crc32c", bytes(32)) == 0x8A9136AA
+
+
+def test_without_the_crc32c_package_block_sums_are_neither_made_nor_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tar = write_nested(tmp_path, make_tree())
+    index, _ = build_index(tar, checksums=True)
+    monkeypatch.setattr(checksum, "HAS_CRC32C", False)
+    with pytest.raises(UserError, match="run: pip install crc32c"):
+        verify_tar(index)
+    with pytest.raises(UserError, match="run: pip install crc32c"):
+        build_index(tar, checksums=True)
+    assert read_index(build_index(tar)[0]) == flatten(make_tree()), "an index needs no package"
 
 
 def _read_in_child(index: TarIndex, queue: multiprocessing.Queue) -> None:

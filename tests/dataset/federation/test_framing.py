@@ -15,7 +15,7 @@ from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
 from dataset.transfer.journal import CHUNK
 from tests.dataset.small_server import Handler, serving
-from tests.dataset.transfer.test_transfer import fetch
+from tests.dataset.transfer.test_engine import fetch
 
 CONTENT = os.urandom(2 * CHUNK + 77)
 QUICK = Options(stall_s=1.0, give_up_s=1.0, missing_s=0.5, connections=2)
@@ -24,7 +24,7 @@ QUICK = Options(stall_s=1.0, give_up_s=1.0, missing_s=0.5, connections=2)
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that failed is asked again at once."""
-    monkeypatch.setattr("dataset.federation.sources.BACKOFF_S", 0.01)
+    monkeypatch.setattr("dataset.federation.servers.BACKOFF_S", 0.01)
 
 
 def asked_range(handler: Handler) -> tuple[int, int]:

@@ -17,8 +17,8 @@ from dataset.errors import PassingError, UserError
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Verdict, parse_target
 from dataset.federation.tokens import Access, TokenStore
-from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
+from dataset.fetch.urls import fetch_urls
 from tests.dataset.director_server import Decision, directing, name_source
 from tests.dataset.small_server import serving
 
@@ -41,7 +41,7 @@ def wait_for_patience(lookup: Lookup, seconds: float) -> None:
     """Lives as a transfer does: looks up when it is due and checks its patience."""
     end = time.monotonic() + seconds
     while (now := time.monotonic()) < end:
-        if all(source.failures for source in lookup.sources.usable) and lookup.is_due(now):
+        if all(server.failures for server in lookup.servers.usable) and lookup.is_due(now):
             lookup.refresh()
         lookup.check_patience(now, now)
         time.sleep(0.02)
@@ -51,7 +51,7 @@ def test_a_refusal_of_the_director_does_not_end_a_transfer_that_flows() -> None:
     answers = [SOURCE, (403, {})]
     with looking_up(lambda handler: answers[min(lookup.num_lookups, 1)]) as lookup:
         lookup.refresh()
-        lookup.sources.delivered(lookup.sources.all[0], 1, 1.0)
+        lookup.servers.delivered(lookup.servers.all[0], 1, 1.0)
         lookup.refresh()
         assert lookup.answer.verdict is Verdict.DENIED
         wait_for_patience(lookup, 4 * FAST.missing_s)

@@ -19,8 +19,8 @@ from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Verdict, parse_target, read_director_answer
 from dataset.federation.reach import Reach, is_own_address
 from dataset.federation.tokens import Access, TokenStore
-from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
+from dataset.fetch.urls import fetch_urls
 from tests.dataset.dav_server import FOLDER, RESPONSE, TreeHandler
 from tests.dataset.director_server import DirectorHandler, directing, name_source
 from tests.dataset.small_server import Handler, running, serving

@@ -10,14 +10,14 @@ import pytest
 from dataset.checksum import compute
 from dataset.errors import UserError
 from dataset.federation.lookup import Options
-from dataset.fetch.folder import Ledger
-from dataset.fetch.remote import fetch_urls
+from dataset.fetch.ledger import Ledger
 from dataset.fetch.request import Request
+from dataset.fetch.urls import fetch_urls
 from dataset.own_names import LOCK, PART, RECORD, STAGES, check_names, journal_path, part_path
-from dataset.transfer.journal import CHUNK, Journal, Progress, read_boot_id
+from dataset.transfer.journal import CHUNK, Arrivals, Journal, read_boot_id
 from tests.dataset.dav_server import serving_tree
 from tests.dataset.small_server import Handler, serving
-from tests.dataset.transfer.test_transfer import CONTENT, FAST, NOWHERE, fetch
+from tests.dataset.transfer.test_engine import CONTENT, FAST, NOWHERE, fetch
 
 OWN = [RECORD, LOCK, STAGES, f"x{PART}", f"x{PART}.journal", f"X{PART.upper()}.journal.doubted"]
 
@@ -126,11 +126,11 @@ def leave_older(out: Path, identity: str, doubted: bool = False) -> None:
     """What an earlier version left of an unfinished transfer: its first three chunks."""
     (out / "object.bin.part").write_bytes(CONTENT[: 3 * CHUNK].ljust(len(CONTENT), b"\0"))
     kinds = ("crc32c",)
-    progress = Progress(identity, len(CONTENT), kinds, read_boot_id(), sources=["x"])
+    arrivals = Arrivals(identity, len(CONTENT), kinds, read_boot_id(), sources=["x"])
     for n in range(3):
-        progress.chunks[n] = (0, (compute("crc32c", CONTENT[n * CHUNK : (n + 1) * CHUNK]),))
+        arrivals.chunks[n] = (0, (compute("crc32c", CONTENT[n * CHUNK : (n + 1) * CHUNK]),))
     name = "object.bin.part.journal" + (".doubted" if doubted else "")
-    Journal.create(out / name, progress).close()
+    Journal.create(out / name, arrivals).close()
 
 
 @pytest.mark.parametrize("doubted", [False, True], ids=["killed", "doubted"])

@@ -21,10 +21,9 @@ from dataset.federation.document import ask_rivals
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
 from dataset.federation.pelican import DISCOVERY_PATH
-from dataset.fetch import probe, small, small_digests
-from dataset.fetch.remote import fetch_urls
-from dataset.fetch.request import Request
-from dataset.fetch.summary import Summary
+from dataset.fetch import digests, size, small_digests, small_files
+from dataset.fetch.request import Request, Summary
+from dataset.fetch.urls import fetch_urls
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.director_server import Decision, DirectorHandler
 from tests.dataset.small_server import Handler, running
@@ -52,7 +51,7 @@ def over() -> Iterator[threading.Event]:
 
 @pytest.fixture
 def quick_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (document, probe, small, collection, small_digests):
+    for module in (document, size, small_files, collection, small_digests):
         monkeypatch.setattr(module, "RIVAL_S", 0.1)
 
 
@@ -217,7 +216,7 @@ def test_an_origin_that_drips_its_digest_gives_way_to_a_cache(
     tmp_path: Path, over: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checksum, "HAS_CRC32C", False)
-    monkeypatch.setattr(probe, "RIVAL_SHARE", 0.001)
+    monkeypatch.setattr(digests, "RIVAL_SHARE", 0.001)
 
     class Cache(Handler):
         content, is_origin = CONTENT, False

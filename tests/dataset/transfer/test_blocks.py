@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dataset.federation.sources import Problem, Source, Sources
+from dataset.federation.servers import Problem, Server, Servers
 from dataset.transfer.blocks import ARRIVED, MISSING, BlockMap, Lease
-from dataset.transfer.journal import CHUNK, Journal, Progress, num_chunks
+from dataset.transfer.journal import CHUNK, Arrivals, Journal, num_chunks
 from dataset.transfer.store import ChunkStore
 
 
@@ -57,16 +57,16 @@ def test_what_a_broken_lease_leaves_comes_back() -> None:
 
 
 def test_a_hedged_lease_leaves_its_rest_to_its_rival() -> None:
-    source = Source("http://a/x", "a")
+    server = Server("http://a/x", "a")
     blocks = BlockMap(8 * CHUNK)
     blocks.peek()
     victim = blocks.take(8)
-    victim.source, victim.position = source, 2
+    victim.server, victim.position = server, 2
     blocks.hedge(victim)
     blocks.give_back(victim)  # the silent connection dies: nothing new is queued
     waiting = blocks.peek()
     assert waiting is not None and (waiting.first, waiting.end) == (2, 8)
-    assert source in waiting.avoid
+    assert server in waiting.avoid
     blocks.take(8)
     assert blocks.peek() is None
 
@@ -75,7 +75,7 @@ def test_the_first_of_two_rivals_to_finish_a_chunk_wins() -> None:
     blocks = BlockMap(8 * CHUNK)
     blocks.peek()
     victim = blocks.take(8)
-    victim.source = Source("http://a/x", "a")
+    victim.server = Server("http://a/x", "a")
     blocks.hedge(victim)
     rival = victim.rival
     assert rival is not None
@@ -114,7 +114,7 @@ def test_any_mix_of_breaks_hedges_and_splits_ends_complete(seed: int) -> None:
             break
         if blocks.peek() is not None and chance.random() < 0.5:
             lease = blocks.take(chance.randrange(1, 20))
-            lease.source = Source("http://a/x", "a")
+            lease.server = Server("http://a/x", "a")
             running.append(lease)
         if not running:
             continue
@@ -147,124 +147,124 @@ def test_requests_grow_with_speed_and_shrink_near_the_end() -> None:
     assert BlockMap(100 * CHUNK).block_chunks(1e9, 8) == 4
 
 
-def make_sources(num: int) -> Sources:
-    sources = Sources(3, random.Random(0))
-    sources.update([f"http://c{n}/x" for n in range(num)], wants_token=False)
-    return sources
+def make_sources(num: int) -> Servers:
+    servers = Servers(3, random.Random(0))
+    servers.update([f"http://c{n}/x" for n in range(num)], wants_token=False)
+    return servers
 
 
 def test_the_nearest_few_share_the_work_by_speed() -> None:
-    sources = make_sources(5)
-    for source, rate in zip(sources.all, (30e6, 10e6, 10e6, 99e6, 99e6), strict=True):
-        sources.delivered(source, int(rate), 1.0)
+    servers = make_sources(5)
+    for server, rate in zip(servers.all, (30e6, 10e6, 10e6, 99e6, 99e6), strict=True):
+        servers.delivered(server, int(rate), 1.0)
     for _ in range(10):
-        picked = sources.pick(0.0)
+        picked = servers.pick(0.0)
         assert picked is not None
         picked.active += 1
-    assert [source.active for source in sources.all] == [6, 2, 2, 0, 0]
+    assert [server.active for server in servers.all] == [6, 2, 2, 0, 0]
 
 
 def test_a_failed_source_rests_longer_every_time_and_then_gets_one_try() -> None:
-    sources = make_sources(1)
-    (source,) = sources.all
-    sources.update(["http://other/x"], wants_token=False)
-    sources.all[1].active = 1
+    servers = make_sources(1)
+    (server,) = servers.all
+    servers.update(["http://other/x"], wants_token=False)
+    servers.all[1].active = 1
     rests = []
     for _ in range(12):
-        sources.failed(source, 0.0, Problem("503", 503))
-        rests.append(source.blocked_until)
-        assert sources.pick(0.0) is sources.all[1]
+        servers.failed(server, 0.0, Problem("503", 503))
+        rests.append(server.blocked_until)
+        assert servers.pick(0.0) is servers.all[1]
     assert rests == sorted(rests)
     assert rests[0] <= 0.5 and 30 <= rests[-1] <= 60
-    assert sources.pick(61.0) is source
-    source.active = 1
-    assert sources.pick(61.0) is sources.all[1]
-    sources.delivered(source, 1, 1.0)
-    source.active = 0
-    assert sources.pick(61.0) is source
+    assert servers.pick(61.0) is server
+    server.active = 1
+    assert servers.pick(61.0) is servers.all[1]
+    servers.delivered(server, 1, 1.0)
+    server.active = 0
+    assert servers.pick(61.0) is server
 
 
 def test_when_nobody_delivers_a_resting_source_is_tried_again_soon_but_not_for_ever() -> None:
-    sources = make_sources(2)
-    for source in sources.all:
+    servers = make_sources(2)
+    for server in servers.all:
         for _ in range(10):
-            sources.failed(source, 0.0, Problem("503", 503))
-    assert sources.pick(3.9) is None
-    assert sources.pick(4.1) is not None
-    for source in sources.all:
+            servers.failed(server, 0.0, Problem("503", 503))
+    assert servers.pick(3.9) is None
+    assert servers.pick(4.1) is not None
+    for server in servers.all:
         for _ in range(20):
-            sources.failed(source, 0.0, Problem("503", 503))
-    assert sources.pick(4.1) is None
+            servers.failed(server, 0.0, Problem("503", 503))
+    assert servers.pick(4.1) is None
 
 
 def test_a_source_that_broke_off_after_whole_chunks_rests_briefly() -> None:
-    sources = make_sources(1)
-    (source,) = sources.all
+    servers = make_sources(1)
+    (server,) = servers.all
     for _ in range(10):
-        sources.failed(source, 0.0, Problem("503", 503))
-    source.blocked_until = 0.0
-    sources.failed(source, 0.0, Problem("ended early"), has_delivered=True)
-    assert source.blocked_until <= 0.5
+        servers.failed(server, 0.0, Problem("503", 503))
+    server.blocked_until = 0.0
+    servers.failed(server, 0.0, Problem("ended early"), has_delivered=True)
+    assert server.blocked_until <= 0.5
 
 
 def test_retry_after_is_heeded_within_reason() -> None:
-    sources = make_sources(1)
-    sources.failed(sources.all[0], 0.0, Problem("429", 429, 30))
-    assert sources.all[0].blocked_until == 30
-    assert sources.pick(29.0) is None
-    sources.failed(sources.all[0], 0.0, Problem("429", 429, 1e9))
-    assert sources.all[0].blocked_until == 300
+    servers = make_sources(1)
+    servers.failed(servers.all[0], 0.0, Problem("429", 429, 30))
+    assert servers.all[0].blocked_until == 30
+    assert servers.pick(29.0) is None
+    servers.failed(servers.all[0], 0.0, Problem("429", 429, 1e9))
+    assert servers.all[0].blocked_until == 300
 
 
 def test_the_origin_is_for_when_the_caches_failed() -> None:
-    sources = make_sources(1)
-    sources.update(["http://origin/x"], wants_token=False, is_origin=True)
-    assert sources.pick(0.0) is sources.all[0]
-    sources.failed(sources.all[0], 0.0, Problem("500", 500))
-    assert sources.pick(0.0) is sources.all[1]
+    servers = make_sources(1)
+    servers.update(["http://origin/x"], wants_token=False, is_origin=True)
+    assert servers.pick(0.0) is servers.all[0]
+    servers.failed(servers.all[0], 0.0, Problem("500", 500))
+    assert servers.pick(0.0) is servers.all[1]
 
 
 def test_a_source_of_wrong_bytes_is_dropped_only_while_there_is_another() -> None:
-    sources = make_sources(2)
-    for source in sources.all:
+    servers = make_sources(2)
+    for server in servers.all:
         for _ in range(3):
-            sources.sent_wrong_block(source)
-    assert sources.all[0].refused
-    assert not sources.all[1].refused
-    assert sources.all[0].describe()["refused"] == "sends wrong bytes"
+            servers.sent_wrong_block(server)
+    assert servers.all[0].refused
+    assert not servers.all[1].refused
+    assert servers.all[0].describe()["refused"] == "sends wrong bytes"
 
 
 def test_everyone_must_agree_that_an_object_is_missing() -> None:
-    sources = make_sources(2)
-    sources.failed(sources.all[0], 0.0, Problem("404", 404))
-    assert not sources.agree_on("missing")
-    sources.failed(sources.all[1], 0.0, Problem("404", 404))
-    assert sources.agree_on("missing")
-    sources.failed(sources.all[1], 0.0, Problem("503", 503))
-    assert not sources.agree_on("missing")
+    servers = make_sources(2)
+    servers.failed(servers.all[0], 0.0, Problem("404", 404))
+    assert not servers.agree_on("missing")
+    servers.failed(servers.all[1], 0.0, Problem("404", 404))
+    assert servers.agree_on("missing")
+    servers.failed(servers.all[1], 0.0, Problem("503", 503))
+    assert not servers.agree_on("missing")
 
 
 def test_what_an_answer_means_is_told_by_its_status_and_not_by_its_words() -> None:
-    sources = make_sources(1)
-    sources.failed(sources.all[0], 0.0, Problem("404"))  # an error that merely says so
-    assert not sources.agree_on("missing")
-    sources.failed(sources.all[0], 0.0, Problem("a page in any language", 404))
-    assert sources.agree_on("missing")
-    sources.failed(sources.all[0], 0.0, Problem("a page in any language", 401))
-    assert sources.agree_on("denied")
+    servers = make_sources(1)
+    servers.failed(servers.all[0], 0.0, Problem("404"))  # an error that merely says so
+    assert not servers.agree_on("missing")
+    servers.failed(servers.all[0], 0.0, Problem("a page in any language", 404))
+    assert servers.agree_on("missing")
+    servers.failed(servers.all[0], 0.0, Problem("a page in any language", 401))
+    assert servers.agree_on("denied")
 
 
 def test_the_books_of_an_object_like_imagenet_take_little_memory(tmp_path: Path) -> None:
     size = 138 * 10**9
     fd = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)
     tracemalloc.start()
-    progress = Progress("pelican://f/x", size, ("crc32c",), "boot")
-    progress.chunks = {chunk: (0, (chunk,)) for chunk in range(0, num_chunks(size), 2)}
-    progress.were_read = True
-    journal = Journal.create(tmp_path / "j", progress)
-    store = ChunkStore(fd, journal, progress, threading.RLock(), make_sources(2))
+    arrivals = Arrivals("pelican://f/x", size, ("crc32c",), "boot")
+    arrivals.chunks = {chunk: (0, (chunk,)) for chunk in range(0, num_chunks(size), 2)}
+    arrivals.were_read = True
+    journal = Journal.create(tmp_path / "j", arrivals)
+    store = ChunkStore(fd, journal, arrivals, threading.RLock(), make_sources(2))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     os.close(fd)
-    assert store.blocks.num_done == len(progress.chunks)
+    assert store.blocks.num_done == len(arrivals.chunks)
     assert peak < 200e6

@@ -15,18 +15,18 @@ from dataset import checksum
 from dataset.checksum import compute
 from dataset.fetch.digests import pick_kinds
 from dataset.own_names import journal_path, part_path
+from dataset.transfer.chunk_sums import compute_all
 from dataset.transfer.journal import (
     CHUNK,
+    Arrivals,
     Journal,
-    Progress,
     chunk_length,
     read_boot_id,
     read_journal,
 )
-from dataset.transfer.verify import compute_all
 from tests.dataset.small_server import Handler, running, serving
+from tests.dataset.transfer.test_engine import CONTENT, fetch
 from tests.dataset.transfer.test_store import make_index
-from tests.dataset.transfer.test_transfer import CONTENT, fetch
 
 CRC32 = {"crc32": f"{zlib.crc32(CONTENT):08x}"}
 HELD = (0, 1, 2, 5)  # the chunks that an earlier start has fetched
@@ -53,13 +53,13 @@ def leave_partial(path: Path, url: str, kinds: tuple[str, ...]) -> None:
     """What a kill leaves: the bytes of some chunks and the journal that vouches for them."""
     with open(part_path(path), "wb") as file:
         file.truncate(len(CONTENT))
-        progress = Progress(url, len(CONTENT), kinds, read_boot_id(), sources=["an earlier one"])
+        arrivals = Arrivals(url, len(CONTENT), kinds, read_boot_id(), sources=["an earlier one"])
         for chunk in HELD:
             view = memoryview(CONTENT)[chunk * CHUNK :][: chunk_length(chunk, len(CONTENT))]
             file.seek(chunk * CHUNK)
             file.write(view)
-            progress.chunks[chunk] = (0, compute_all(kinds, view))
-    Journal.create(journal_path(path), progress).close()
+            arrivals.chunks[chunk] = (0, compute_all(kinds, view))
+    Journal.create(journal_path(path), arrivals).close()
 
 
 def flip_a_byte(path: Path) -> None:
@@ -160,10 +160,10 @@ def test_a_hostile_line_neither_crashes_nor_lasts(line: str, tmp_path: Path) -> 
     leave_partial(path, "http://a/object.bin", ("crc32",))
     with open(journal_path(path), "a") as journal:
         journal.write(f"{line}\n")
-    progress = read_journal(journal_path(path))
-    assert progress is not None
-    assert progress.digests == {}
-    assert sorted(progress.chunks) == ([] if line.startswith('["no",0') else list(HELD))
+    arrivals = read_journal(journal_path(path))
+    assert arrivals is not None
+    assert arrivals.digests == {}
+    assert sorted(arrivals.chunks) == ([] if line.startswith('["no",0') else list(HELD))
 
 
 @pytest.mark.parametrize("size", ["-1", "1e400", "9" * 5000, "true", '"5"', "[" * 5000])

@@ -11,19 +11,19 @@ from dataset.checksum import compute
 from dataset.own_names import doubted_path, journal_path, part_path
 from dataset.transfer.journal import (
     CHUNK,
+    Arrivals,
     Journal,
-    Progress,
     chunk_length,
     num_chunks,
     read_journal,
 )
-from dataset.transfer.partial import discard, holding_part, resume
+from dataset.transfer.resume import discard, holding_part, resume
 
 SIZE = 3 * CHUNK + 5
 
 
 def make(path: Path, boot_id: str = "boot") -> Journal:
-    return Journal.create(path, Progress("pelican://f/x", SIZE, ("crc32", "adler32"), boot_id))
+    return Journal.create(path, Arrivals("pelican://f/x", SIZE, ("crc32", "adler32"), boot_id))
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -35,12 +35,12 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     journal.add_digest("md5", "ab" * 16)
     journal.drop_chunks(2, 3)
     journal.close()
-    progress = read_journal(tmp_path / "j")
-    assert progress is not None
-    assert progress.chunks == {0: (0, (5, 6))}
-    assert progress.sources == ["https://cache-a"]
-    assert progress.etags == {"https://cache-a": '"v1"'}
-    assert progress.digests == {"md5": "ab" * 16}
+    arrivals = read_journal(tmp_path / "j")
+    assert arrivals is not None
+    assert arrivals.chunks == {0: (0, (5, 6))}
+    assert arrivals.sources == ["https://cache-a"]
+    assert arrivals.etags == {"https://cache-a": '"v1"'}
+    assert arrivals.digests == {"md5": "ab" * 16}
 
 
 def test_every_torn_end_loses_only_its_own_line(tmp_path: Path) -> None:
@@ -55,10 +55,10 @@ def test_every_torn_end_loses_only_its_own_line(tmp_path: Path) -> None:
     head_end = min(whole_after)
     for length in range(head_end, len(content) + 1):
         path.write_bytes(content[:length])
-        progress = read_journal(path)
-        assert progress is not None
+        arrivals = read_journal(path)
+        assert arrivals is not None
         expected = max(num for end, num in whole_after.items() if end <= length)
-        assert len(progress.chunks) == expected
+        assert len(arrivals.chunks) == expected
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"{}\n", b'{"format": 9}\n', b"[1]\n"])
@@ -72,8 +72,8 @@ def test_lines_that_do_not_fit_the_object_are_ignored(tmp_path: Path) -> None:
     journal.add_chunk(4, 0, (1, 1))  # past the end
     journal.add_chunk(1, 0, (1,))  # a checksum is missing
     journal.close()
-    progress = read_journal(tmp_path / "j")
-    assert progress is not None and progress.chunks == {}
+    arrivals = read_journal(tmp_path / "j")
+    assert arrivals is not None and arrivals.chunks == {}
 
 
 def test_the_last_chunk_is_short() -> None:
@@ -97,27 +97,27 @@ def test_after_a_reboot_journalled_bytes_are_checked_again(tmp_path: Path) -> No
     start(path, b"a" * SIZE, "another boot")  # then a page that never reached the disk
     with holding_part(path) as fd:
         os.pwrite(fd, b"\0", CHUNK)
-    progress = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
-    assert sorted(progress.chunks) == [0]
+    arrivals = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
+    assert sorted(arrivals.chunks) == [0]
 
 
 def test_after_a_kill_the_chunks_are_left_to_the_transfer_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x"
-    monkeypatch.setattr("dataset.transfer.partial.read_boot_id", lambda: "boot")
+    monkeypatch.setattr("dataset.transfer.resume.read_boot_id", lambda: "boot")
     start(path, b"a" * SIZE, "boot")
-    monkeypatch.setattr("dataset.transfer.partial._check_again", None)
-    progress = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
-    assert sorted(progress.chunks) == [0, 1]
-    assert not progress.were_read
+    monkeypatch.setattr("dataset.transfer.resume._check_again", None)
+    arrivals = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
+    assert sorted(arrivals.chunks) == [0, 1]
+    assert not arrivals.were_read
 
 
 def test_other_checksums_wanted_are_computed_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     start(path, b"a" * SIZE, "boot")
-    progress = resume(path, "pelican://f/x", SIZE, ("adler32",), lambda text: None)
-    assert [len(values) for _, values in progress.chunks.values()] == [1, 1]
+    arrivals = resume(path, "pelican://f/x", SIZE, ("adler32",), lambda text: None)
+    assert [len(values) for _, values in arrivals.chunks.values()] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_without_a_package_a_checksum_is_taken_on_trust_only_within_one_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x"
-    monkeypatch.setattr("dataset.transfer.partial.read_boot_id", lambda: "boot")
+    monkeypatch.setattr("dataset.transfer.resume.read_boot_id", lambda: "boot")
     for boot_id, num_kept in (("boot", 2), ("another boot", 0)):
         start(path, b"a" * SIZE, boot_id)
         journal = journal_path(path)
         journal.write_text(journal.read_text().replace('"crc32","adler32"', '"unknown","adler32"'))
-        progress = resume(path, "pelican://f/x", SIZE, ("crc32",), lambda text: None)
-        assert len(progress.chunks) == num_kept
+        arrivals = resume(path, "pelican://f/x", SIZE, ("crc32",), lambda text: None)
+        assert len(arrivals.chunks) == num_kept
 
 
 def test_discarding_removes_the_voucher_with_the_bytes(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_after_an_error_of_the_disk_journalled_bytes_are_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x"
-    monkeypatch.setattr("dataset.transfer.partial.read_boot_id", lambda: "boot")
+    monkeypatch.setattr("dataset.transfer.resume.read_boot_id", lambda: "boot")
     start(path, b"a" * SIZE, "boot")
     journal = Journal(journal_path(path), os.open(journal_path(path), os.O_WRONLY | os.O_APPEND))
     journal.doubt()
@@ -166,12 +166,12 @@ def test_after_an_error_of_the_disk_journalled_bytes_are_checked_again(
     journal.close()
     with holding_part(path) as fd:
         os.pwrite(fd, b"\0", CHUNK)  # as if a page had never reached the disk
-    progress = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
-    assert sorted(progress.chunks) == [0]
-    Journal.create(journal_path(path), progress).close()
+    arrivals = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
+    assert sorted(arrivals.chunks) == [0]
+    Journal.create(journal_path(path), arrivals).close()
     assert not doubted_path(journal_path(path)).exists()
     again = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
-    assert again == progress
+    assert again == arrivals
 
 
 def test_a_journal_that_cannot_get_another_name_vouches_for_nothing(
@@ -202,8 +202,8 @@ def test_a_chunk_that_cannot_be_read_is_fetched_again(
     path = tmp_path / "x"
     start(path, b"a" * SIZE, "another boot")
     monkeypatch.setattr(os, "preadv", fail)
-    progress = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
-    assert sorted(progress.chunks) == [0]
+    arrivals = resume(path, "pelican://f/x", SIZE, ("crc32", "adler32"), lambda text: None)
+    assert sorted(arrivals.chunks) == [0]
 
 
 def test_discarding_removes_a_doubted_journal_too(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from dataset.errors import PassingError, UserError, run_command
-from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
+from dataset.fetch.urls import fetch_urls
 from dataset.own_names import JOURNAL, LOCK, NEW, PART, RECORD, part_path
 from dataset.transfer.journal import CHUNK
 from dataset.transfer.own_files import hold_part
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.small_server import running, serving
-from tests.dataset.transfer.test_transfer import FAST, NOWHERE, fetch
+from tests.dataset.transfer.test_engine import FAST, NOWHERE, fetch
 
 EMPTY_MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 

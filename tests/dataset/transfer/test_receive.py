@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dataset.federation.framing import ProtocolError, read_retry_after
-from dataset.federation.sources import Source
+from dataset.federation.servers import Server
 from dataset.transfer.receive import OtherSize, OtherVersion, StatusError, check_answer
 
 
@@ -18,7 +18,7 @@ def answer(status: int, length: int | None, url: str = "http://a/x", **headers: 
 
 
 def check(reply: Any, etag: str | None = None, size: int | None = 1000) -> int:
-    return check_answer(reply, 100, 200, size, Source("http://a/x", "a", etag=etag))
+    return check_answer(reply, 100, 200, size, Server("http://a/x", "a", etag=etag)).skip
 
 
 def test_exactly_the_range_is_taken() -> None:
@@ -61,10 +61,13 @@ def test_any_other_answer_is_refused(reply: Any, error: type[Exception]) -> None
 
 def test_a_page_says_nothing_of_the_object() -> None:
     """Neither its size, where the server gave ranges before, nor its bytes."""
-    source = Source("http://a/x", "a")
-    check_answer(answer(206, 100, content_range="bytes 100-199/1000"), 100, 200, 1000, source)
+    server = Server("http://a/x", "a")
+    good = answer(206, 100, content_range="bytes 100-199/1000")
+    assert check_answer(good, 100, 200, 1000, server).is_range
+    assert not server.gave_range, "a check changes nothing"
+    server.note_answer(None, is_range=True)
     with pytest.raises(ProtocolError, match="instead of a range"):
-        check_answer(answer(200, 999), 100, 200, 1000, source)
+        check_answer(answer(200, 999), 100, 200, 1000, server)
     with pytest.raises(ProtocolError, match="login"):
         check(answer(200, 1000, content_type="text/html; charset=utf-8"), size=None)
     page = answer(200, 1000, url="http://a/x.html", content_type="text/html")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import random
 import threading
@@ -13,19 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dataset import checksum
 from dataset.checksum import compute
 from dataset.errors import DataError, run_command
 from dataset.federation.lookup import Options
-from dataset.federation.sources import Sources
-from dataset.fetch.remote import fetch_urls
-from dataset.fetch.request import Request
-from dataset.fetch.summary import Summary
+from dataset.federation.servers import Servers
+from dataset.fetch.request import Request, Summary
+from dataset.fetch.urls import fetch_urls
 from dataset.own_names import PART, journal_path, part_path
 from dataset.transfer.blocks import DONE, MISSING
-from dataset.transfer.journal import CHUNK, Journal, Progress, read_journal
+from dataset.transfer.chunk_sums import BlockChecks
+from dataset.transfer.journal import CHUNK, Arrivals, Journal, read_journal
 from dataset.transfer.store import MIN_BLOCK_TRIES, ChunkStore, DiskError
-from dataset.transfer.verify import BlockChecks
-from tests.dataset.fetch.test_compare import federation
+from tests.dataset.fetch.test_verify import federation
 from tests.dataset.small_server import Handler, serving
 
 FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
@@ -36,11 +37,11 @@ ZEROS = memoryview(bytes(CHUNK))
 
 def make_store(path: Path, num_sources: int = 2, checks: BlockChecks | None = None) -> ChunkStore:
     fd = os.open(part_path(path), os.O_RDWR | os.O_CREAT)
-    progress = Progress("pelican://f/x", 4 * CHUNK, ("crc32c",), "boot")
-    journal = Journal.create(journal_path(path), progress)
-    sources = Sources(3, random.Random(0))
-    sources.update([f"http://c{n}/x" for n in range(num_sources)], wants_token=False)
-    store = ChunkStore(fd, journal, progress, threading.RLock(), sources, checks)
+    arrivals = Arrivals("pelican://f/x", 4 * CHUNK, ("crc32c",), "boot")
+    journal = Journal.create(journal_path(path), arrivals)
+    servers = Servers(3, random.Random(0))
+    servers.update([f"http://c{n}/x" for n in range(num_sources)], wants_token=False)
+    store = ChunkStore(fd, journal, arrivals, threading.RLock(), servers, checks)
     store.blocks.take(4)  # all of it is being fetched
     return store
 
@@ -67,17 +68,17 @@ def test_after_a_failed_sync_the_journal_is_doubted(
     call: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make_store(tmp_path / "x")
-    store.write(0, store._sources.all[0], ZEROS, (7,))
+    store.write(0, store._servers.all[0], ZEROS, (7,))
     monkeypatch.setattr(os, call, fail_with_eio)
     with pytest.raises(DiskError) as caught:
         getattr(store, method)()
     monkeypatch.undo()
     close(store)
     assert caught.value.error.filename == str(part_path(tmp_path / "x"))
-    progress = read_journal(journal_path(tmp_path / "x"))
-    assert progress is not None
-    assert progress.boot_id == ""
-    assert progress.chunks == {0: (0, (7,))}
+    arrivals = read_journal(journal_path(tmp_path / "x"))
+    assert arrivals is not None
+    assert arrivals.boot_id == ""
+    assert arrivals.chunks == {0: (0, (7,))}
 
 
 def test_a_journal_without_space_is_an_error_of_the_disk_and_the_books_stay_right(
@@ -86,7 +87,7 @@ def test_a_journal_without_space_is_an_error_of_the_disk_and_the_books_stay_righ
     store = make_store(tmp_path / "x")
     fill_disk(store)
     with pytest.raises(DiskError, match="No space left"):
-        store.write(0, store._sources.all[0], ZEROS, (0,))
+        store.write(0, store._servers.all[0], ZEROS, (0,))
     assert store.num_writing == 0
     assert store.blocks.state[0] == MISSING
     close(store)
@@ -98,11 +99,11 @@ def test_a_chunk_that_cannot_be_dropped_is_an_error_of_the_disk(
     method: str, tmp_path: Path
 ) -> None:
     store = make_store(tmp_path / "x", checks=BlockChecks(CHUNK, [0] * 4, "x.index"))
-    source = store._sources.all[0]
-    store._number(source)
+    server = store._servers.all[0]
+    store._number(server)
     if method != "refetch":
         store.checks = None
-        store.write(0, source, ZEROS, (7,))
+        store.write(0, server, ZEROS, (7,))
     add_chunk = store.journal.add_chunk
 
     def add_and_fill(chunk: int, number: int, values: tuple[int, ...]) -> None:
@@ -112,18 +113,18 @@ def test_a_chunk_that_cannot_be_dropped_is_an_error_of_the_disk(
     with pytest.raises(DiskError, match="No space left"):
         if method == "refetch":
             store.journal.add_chunk = add_and_fill  # type: ignore[method-assign,assignment]
-            store.write(0, source, ZEROS, (7,))
+            store.write(0, server, ZEROS, (7,))
         fill_disk(store)
         if method == "replace":
-            store.replace(0, source, ZEROS, (8,))
-        store.drop_from({source.label})
+            store.replace(0, server, ZEROS, (8,))
+        store.drop_from({server.label})
     assert store.num_writing == 0
     close(store)
 
 
 def test_a_block_avoids_all_that_sent_it_wrong(tmp_path: Path) -> None:
     store = make_store(tmp_path / "x", 3, BlockChecks(CHUNK, [1] * 4, "x.index"))
-    a, b, c = store._sources.all
+    a, b, c = store._servers.all
     store.write(0, a, ZEROS, (7,))
     assert store.blocks.take(1).avoid == {a}
     store.write(0, b, ZEROS, (7,))
@@ -135,20 +136,20 @@ def test_a_block_avoids_all_that_sent_it_wrong(tmp_path: Path) -> None:
 
 def test_a_block_is_given_up_when_every_source_sent_it_wrong(tmp_path: Path) -> None:
     store = make_store(tmp_path / "x", 2, BlockChecks(CHUNK, [1] * 4, "x.index"))
-    a, b = store._sources.all
+    a, b = store._servers.all
     for n in range(MIN_BLOCK_TRIES):
         store.write(0, (a, b)[n % 2], ZEROS, (7,))  # the origin may be right
-    store._sources.are_all = True
-    store._sources.update(["http://origin/x"], wants_token=False, is_origin=True)
+    store._servers.are_all = True
+    store._servers.update(["http://origin/x"], wants_token=False, is_origin=True)
     store.write(0, a, ZEROS, (7,))
     with pytest.raises(DataError, match="every source"):
-        store.write(0, store._sources.all[2], ZEROS, (7,))
+        store.write(0, store._servers.all[2], ZEROS, (7,))
     close(store)
 
 
 def test_a_source_of_a_mixed_block_may_be_innocent(tmp_path: Path) -> None:
     store = make_store(tmp_path / "x", 2, BlockChecks(2 * CHUNK, [1, 1], "x.index"))
-    a, b = store._sources.all
+    a, b = store._servers.all
     for _ in range(3):
         store.write(0, a, ZEROS, (7,))
         store.write(1, b, ZEROS, (7,))
@@ -176,6 +177,22 @@ def make_index(folder: Path) -> Path:
             block_crc32c=np.array(sums, np.uint32),
         )
     return folder / "object.bin.index"
+
+
+def test_a_slot_without_the_crc32c_package_verifies_by_digest_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_index(tmp_path)
+    monkeypatch.setattr(checksum, "HAS_CRC32C", False)
+    monkeypatch.setattr(checksum, "crc32c", None)
+    source = tmp_path / "object.bin"
+    source.write_bytes(CONTENT)
+    given = {"md5": hashlib.md5(CONTENT).hexdigest()}
+    summary = fetch(source.as_uri(), tmp_path / "out", index=index, given=given)
+    assert (tmp_path / "out" / "object.bin").read_bytes() == CONTENT
+    assert summary.verified == ["md5 (given)"]
+    told = [note for note in summary.notes if "block checksums are not used" in note]
+    assert len(told) == 1 and "the crc32c package is not installed" in told[0]
 
 
 @pytest.mark.parametrize("num_caches", [1, 2])

@@ -16,9 +16,8 @@ import pytest
 from dataset import checksum
 from dataset.errors import DataError, PassingError, UserError, run_command
 from dataset.federation.lookup import Options
-from dataset.fetch.remote import fetch_urls
-from dataset.fetch.request import Request, check_native_size
-from dataset.fetch.summary import Summary
+from dataset.fetch.request import Request, Summary, check_native_size
+from dataset.fetch.urls import fetch_urls
 from dataset.transfer.journal import CHUNK
 from tests.dataset.small_server import Handler, serving
 
@@ -254,7 +253,7 @@ def test_an_error_in_a_question_for_the_size_ends_the_fetch(
     def fail(lookup: object, source: object) -> int:
         raise UserError("said in a thread")
 
-    monkeypatch.setattr("dataset.fetch.probe.ask_size", fail)
+    monkeypatch.setattr("dataset.fetch.size.ask_size", fail)
     with serving(CONTENT) as (url, _), pytest.raises(UserError, match="said in a thread"):
         fetch(url, tmp_path)
 

@@ -77,7 +77,6 @@ def _try_lock(fd: int) -> bool:
 
 def check_space(path: Path, size: int) -> None:
     """Raises, before the transfer starts, unless the rest of the object fits on the disk."""
-    make_folder(path.parent)
     _check_free(path.parent, path.name, size - min(_held_bytes(path), size))
 
 

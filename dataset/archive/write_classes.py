@@ -13,20 +13,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dataset.archive.copying import CopyImages
+from dataset.archive.copy_images import CopyImages
 from dataset.archive.listing import Listing, Problems
 from dataset.archive.output_folder import OutputFolder, Sizes
 from dataset.errors import DataError
-from dataset.published import WrongDigest
+from dataset.known_archives import WrongDigest
 
 _UNIT = 128  # images a worker takes at once when the archive mixes its classes
 
-Progress = Callable[[int, int], object]  # (bytes, images) just written
+CountImages = Callable[[int, int], object]  # (bytes, images) just written
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CopyPlan:
     """An archive whose headers have all been checked, and the way to copy its images."""
 
     listing: Listing
@@ -58,14 +58,14 @@ class Written:
 
 
 def write_images(
-    plan: Plan,
+    plan: CopyPlan,
     folder: OutputFolder,
     todo: Rows,
     num_threads: int,
     check: Callable[[], None] | None,
     problems: Problems | None,
     stop: threading.Event,
-    progress: Progress,
+    progress: CountImages,
 ) -> None:
     """Writes the images `todo`; each class is published when it is complete.
 

@@ -73,14 +73,14 @@ class Display:
 
 
 def describe_shares(transfer: Transfer) -> str:
-    """Each source's share of the bytes of this start: 'cache-a 70%, cache-b 30%'."""
-    total = sum(source.bytes for source in transfer.sources.all)
+    """Each server's share of the bytes of this start: 'cache-a 70%, cache-b 30%'."""
+    total = sum(server.bytes for server in transfer.servers.all)
     if not total:
         return "no bytes yet"
     shares = [
-        f"{source.label.partition('://')[2] or source.label} {source.bytes / total:.0%}"
-        for source in transfer.sources.all
-        if source.bytes
+        f"{server.label.partition('://')[2] or server.label} {server.bytes / total:.0%}"
+        for server in transfer.servers.all
+        if server.bytes
     ]
     return ", ".join(shares)
 

@@ -16,12 +16,12 @@ from dataset.federation.connection import NETWORK_ERRORS, Connection
 from dataset.federation.document import RIVAL_S, Watch, fill, watching
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
-from dataset.federation.sources import Source
+from dataset.federation.servers import Server
 from dataset.federation.webdav import Entry
-from dataset.fetch.acceptance import refuse_unverified
-from dataset.fetch.folder import Ledger
-from dataset.fetch.probe import ask_size
+from dataset.fetch.ledger import Ledger
+from dataset.fetch.size import ask_size
 from dataset.fetch.small_digests import SmallDigests, address_beside, names_by_path
+from dataset.fetch.verify import refuse_unverified
 from dataset.own_names import part_path
 from dataset.transfer.own_files import check_absent, hold_part
 from dataset.transfer.receive import check_answer, open_range, read_problem
@@ -36,12 +36,12 @@ WAIT_S = 0.05
 
 @dataclass(eq=False)
 class Try:
-    """One request for a file; if it is silent, another source is asked as well."""
+    """One request for a file; if it is silent, another server is asked as well."""
 
     entry: Entry
     path: Path
     number: int = 0
-    avoid: frozenset[Source] = frozenset()
+    avoid: frozenset[Server] = frozenset()
     progress_at: float = 0.0
     has_all: bool = False
     rival: Try | None = None
@@ -63,9 +63,9 @@ class SmallFiles:
         self.failed: list[tuple[Entry, Path]] = []
         self.num_verified = self.num_bytes = self.num_hedges = 0
         self._lookup = lookup
-        self._known_path = known_path  # the object that the look-up's sources were named for
+        self._known_path = known_path  # the object that the look-up's servers were named for
         self._queue = deque(Try(entry, path) for entry, path in files)
-        self._open: dict[Try, Source] = {}
+        self._open: dict[Try, Server] = {}
         self._num_left = len(self._queue)
         self._num_writing = 0
         self._on_bytes = on_bytes
@@ -97,46 +97,46 @@ class SmallFiles:
         threading.Thread(target=self._work, daemon=True).start()
 
     def _hedge(self, now: float) -> None:
-        """Asks another source for files whose source is silent, on a thread of their own."""
-        for one, source in list(self._open.items()):
+        """Asks another server for files whose server is silent, on a thread of their own."""
+        for one, server in list(self._open.items()):
             is_silent = not one.has_all and now - one.progress_at >= RIVAL_S
-            if is_silent and one.rival is None and self._lookup.sources.has_other({source}, now):
-                one.rival = Try(one.entry, one.path, one.number, one.avoid | {source}, rival=one)
+            if is_silent and one.rival is None and self._lookup.servers.has_other({server}, now):
+                one.rival = Try(one.entry, one.path, one.number, one.avoid | {server}, rival=one)
                 self._queue.appendleft(one.rival)
-                self._lookup.sources.stalled(source, now)
+                self._lookup.servers.stalled(server, now)
                 self.num_hedges += 1
                 self._start_thread()
 
     def _work(self) -> None:
         try:
             while (one := self._take()) is not None:
-                source = self._open.get(one)
-                if source is None:
+                server = self._open.get(one)
+                if server is None:
                     self._wait(one)
                 else:
-                    self._fetch(one, source)
+                    self._fetch(one, server)
         except DiskError as error:
             self._error = error.error
         except BaseException as error:
             self._error = error
 
     def _take(self) -> Try | None:
-        """The next file with a source for it, if one is free; None when all is over."""
+        """The next file with a server for it, if one is free; None when all is over."""
         with self._changed:
             while not self._queue and not self._is_over:
                 self._changed.wait(WAIT_S)
             if self._is_over or self._error is not None:
                 return None
             one, now = self._queue.popleft(), time.monotonic()
-            source = None if one.is_lost else self._lookup.sources.pick(now, one.avoid)
-            if source is not None:
-                source.active += 1
+            server = None if one.is_lost else self._lookup.servers.pick(now, one.avoid)
+            if server is not None:
+                server.begin(now)
                 one.progress_at = now
-                self._open[one] = source
+                self._open[one] = server
             return one
 
     def _wait(self, one: Try) -> None:
-        """When every source rests: puts the file back, and looks for other sources."""
+        """When every server rests: puts the file back, and looks for other servers."""
         now = time.monotonic()
         with self._changed:
             if one.is_lost:
@@ -147,10 +147,10 @@ class SmallFiles:
             self._lookup.refresh()
         time.sleep(WAIT_S)
 
-    def _fetch(self, one: Try, source: Source) -> None:
+    def _fetch(self, one: Try, server: Server) -> None:
         problem, began, is_kept = None, time.monotonic(), False
         try:
-            data = self._get(one, source)
+            data = self._get(one, server)
             one.has_all = True
             verified = self._digests.verify(one.entry, data)
             if self._lookup.options.require_digest:
@@ -163,15 +163,14 @@ class SmallFiles:
         with self._changed:
             now, size = time.monotonic(), one.entry.size or 0
             del self._open[one]
-            source.active -= 1
-            source.seconds += now - began
+            server.end(now - began)
             if is_kept:
-                source.bytes += size
-                self._lookup.sources.delivered(source, size, now - began)
+                server.count_bytes(size)
+                self._lookup.servers.delivered(server, size, now - began)
                 self._settle()
             elif problem is not None and not one.is_lost:
                 log.debug("%s: %s", one.entry.path, problem.text)
-                self._lookup.sources.failed(source, now, problem)
+                self._lookup.servers.failed(server, now, problem)
                 self._retry(one)
 
     def _claim(self, one: Try) -> bool:
@@ -201,11 +200,11 @@ class SmallFiles:
             self._queue.append(Try(one.entry, one.path, one.number + 1))
             self._changed.notify()
 
-    def _get(self, one: Try, source: Source) -> bytearray:
-        entry, url = one.entry, address_beside(source.url, self._known_path, one.entry)
-        if not names_by_path(source.url, self._known_path):
+    def _get(self, one: Try, server: Server) -> bytearray:
+        entry, url = one.entry, address_beside(server.url, self._known_path, one.entry)
+        if not names_by_path(server.url, self._known_path):
             raise ProtocolError("it does not name objects by their paths")
-        place = Source(url, source.label, source.wants_token)
+        place = Server(url, server.label, server.wants_token)
         if not entry.size:  # a listing that says 0 makes no empty file by itself
             if ask_size(self._lookup, place) != 0:
                 raise ProtocolError("has bytes where the listing says 0")
@@ -213,7 +212,7 @@ class SmallFiles:
         with watching(self._lookup.options.stall_s) as watch:
             return self._receive(one, place, entry.size, watch)
 
-    def _receive(self, one: Try, place: Source, size: int, watch: Watch) -> bytearray:
+    def _receive(self, one: Try, place: Server, size: int, watch: Watch) -> bytearray:
         def hold(connection: Connection) -> None:
             watch.hold(connection)
             with self._changed:

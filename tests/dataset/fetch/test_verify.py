@@ -22,15 +22,13 @@ from dataset.errors import DataError
 from dataset.federation.connection import Pool
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
-from dataset.federation.sources import Source
-from dataset.fetch import compare, digests, probe
-from dataset.fetch.digests import DigestAsker
-from dataset.fetch.probe import Digest
-from dataset.fetch.remote import fetch_urls
-from dataset.fetch.request import Request
-from dataset.fetch.summary import Summary
+from dataset.federation.servers import Server
+from dataset.fetch import digests, size, verify
+from dataset.fetch.digests import DigestAsker, ServerDigest
+from dataset.fetch.request import Request, Summary
+from dataset.fetch.urls import fetch_urls
 from dataset.transfer.engine import ObjectChanged
-from dataset.transfer.journal import CHUNK, Progress
+from dataset.transfer.journal import CHUNK, Arrivals
 from tests.dataset.small_server import Handler, serving
 
 FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
@@ -44,7 +42,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 @pytest.fixture(autouse=True)
 def few_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a cache's share of a small object is too much, however the load is spread."""
-    monkeypatch.setattr(compare, "MAX_DIFFERENT", MAX_DIFFERENT)
+    monkeypatch.setattr(verify, "MAX_DIFFERENT", MAX_DIFFERENT)
 
 
 def damage(content: bytes, at: int = 3) -> bytes:
@@ -96,7 +94,7 @@ def check_books(summary: Summary) -> None:
     """Every byte is counted, at its source and, if it came twice, by its cause."""
     twice = sum(summary.bytes_twice.values())
     assert summary.fetched_bytes == summary.size - summary.resumed_bytes + twice
-    assert sum(source["bytes"] for source in summary.sources) == summary.fetched_bytes
+    assert sum(server["bytes"] for server in summary.sources) == summary.fetched_bytes
 
 
 @pytest.mark.parametrize("has_origin", [True, False], ids=["origin", "no_origin"])
@@ -110,7 +108,7 @@ def test_the_one_of_two_caches_that_corrupts_is_found(
         summary = fetch(director, tmp_path)
     assert (tmp_path / "object.bin").read_bytes() == CONTENT
     assert not any("starting over" in note for note in summary.notes)
-    refused = [source["source"] for source in summary.sources if source["refused"]]
+    refused = [server["source"] for server in summary.sources if server["refused"]]
     assert refused == [places[wrong]]
     check_books(summary)
     if has_origin:  # it tells at once who is wrong: nothing that was right is fetched again
@@ -124,7 +122,7 @@ def test_an_origin_that_corrupts_gives_way_to_a_cache_that_does_not(tmp_path: Pa
     with federation(caches, damage(CONTENT, at=4)) as (director, *places):
         summary = fetch(director, tmp_path)
     assert (tmp_path / "object.bin").read_bytes() == CONTENT
-    assert places[1] not in [source["source"] for source in summary.sources if source["refused"]]
+    assert places[1] not in [server["source"] for server in summary.sources if server["refused"]]
     check_books(summary)
 
 
@@ -139,7 +137,7 @@ def test_chunks_of_an_object_that_was_another_one_do_not_speak_against_its_cache
         summary = fetch(director, tmp_path)
     assert (tmp_path / "object.bin").read_bytes() == CONTENT
     assert summary.resumed_bytes == SIZE
-    assert not any(source["refused"] for source in summary.sources)
+    assert not any(server["refused"] for server in summary.sources)
     check_books(summary)
 
 
@@ -149,7 +147,7 @@ def test_sources_that_all_corrupt_are_exit_3_and_named(tmp_path: Path) -> None:
         fetch(director, tmp_path)
     assert "fails verification" in str(caught.value)
     (summary,) = caught.value.summaries  # type: ignore[attr-defined]
-    assert {source["source"] for source in summary.sources} == set(places)
+    assert {server["source"] for server in summary.sources} == set(places)
     assert all(any(f"{place}: other bytes" in n for n in summary.notes) for place in places)
     check_books(summary)
     assert not (tmp_path / "object.bin").exists()
@@ -186,7 +184,7 @@ def test_one_cache_with_another_size_does_not_throw_away_what_is_here(tmp_path: 
 def test_an_object_that_really_has_another_size_is_fetched_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "DOUBT_S", 1.0)  # no origin is there to be waited for
+    monkeypatch.setattr(size, "DOUBT_S", 1.0)  # no origin is there to be waited for
     content = CONTENT[: 10 * CHUNK]
     with federation([CONTENT]) as (director, *_), pytest.raises(DataError):
         fetch(director, tmp_path, md5="0" * 32)
@@ -198,17 +196,17 @@ def test_an_object_that_really_has_another_size_is_fetched_anew(
 def test_a_reference_that_fails_is_left_after_a_few_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "RUN_CHUNKS", 2)
+    monkeypatch.setattr(verify, "RUN_CHUNKS", 2)
     asked = []
 
-    def fail(lookup: object, store: object, reference: Source, *run: int) -> None:
+    def fail(lookup: object, store: object, reference: Server, *run: int) -> None:
         asked.append(reference.label)
         raise OSError("refused")
 
-    monkeypatch.setattr(compare, "_compare_run", fail)
+    monkeypatch.setattr(verify, "_compare_run", fail)
     with federation([CONTENT], CONTENT) as (director, *places), pytest.raises(DataError):
         fetch(director, tmp_path, md5="0" * 32)
-    assert asked == [places[1]] * compare.MAX_FAILURES  # all of it came from the cache
+    assert asked == [places[1]] * verify.MAX_FAILURES  # all of it came from the cache
 
 
 @pytest.mark.parametrize("start", ["HTTP/1.1 206 OK\r\n", "HTTP/1.1 206 OK\r\n{}\r\n\r\n"])
@@ -228,7 +226,7 @@ def test_an_answer_that_drips_is_given_up_while_comparing(start: str) -> None:
     lookup.pool, lookup.options.stall_s, store.blocks.size = Pool(5.0), 0.2, CHUNK
     lookup.headers.return_value = {}
     with serving(b"", drip) as (url, _), pytest.raises(ProtocolError, match="stalled"):
-        compare._compare_run(lookup, store, Source(url, "cache"), 0, 1)
+        verify._compare_run(lookup, store, Server(url, "cache"), 0, 1)
 
 
 def test_a_digest_of_an_earlier_start_counts_when_nobody_tells_one_now(
@@ -238,7 +236,7 @@ def test_a_digest_of_an_earlier_start_counts_when_nobody_tells_one_now(
     monkeypatch.setattr(digests, "ask_digest", lambda *_: None)
     transfer = MagicMock()
     transfer.store.sums.kinds = ("crc32c",)
-    known = Progress("osdf:///object.bin", SIZE, ("crc32c",), "", digests={"md5": "a" * 32})
+    known = Arrivals("osdf:///object.bin", SIZE, ("crc32c",), "", digests={"md5": "a" * 32})
     assert DigestAsker(transfer, known).wait() == ("md5", "a" * 32, "an earlier start", False)
 
 
@@ -247,11 +245,11 @@ def test_only_the_origins_digest_tells_that_the_object_changed(
     is_origin: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache's digest is that of its own copy, which may be a damaged one."""
-    other = Digest("md5", "b" * 32, "somewhere", is_origin)
+    other = ServerDigest("md5", "b" * 32, "somewhere", is_origin)
     monkeypatch.setattr(digests, "ask_digest", lambda *_: other)
     transfer = MagicMock()
     transfer.store.sums.kinds = ("crc32c",)
-    known = Progress("osdf:///object.bin", SIZE, ("crc32c",), "", digests={"md5": "a" * 32})
+    known = Arrivals("osdf:///object.bin", SIZE, ("crc32c",), "", digests={"md5": "a" * 32})
     asker = DigestAsker(transfer, known)
     if is_origin:  # also when the last byte came before the answer
         with pytest.raises(ObjectChanged):

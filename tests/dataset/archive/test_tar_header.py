@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dataset.archive.tar_entry import parse_pax, read_entry
+from dataset.archive.tar_header import parse_pax, read_entry
 from dataset.errors import DataError
 from tests.dataset.tars import END, header, pad
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dataset.archive import tar_images as archive
 from dataset.archive.listing import Listing, Split
-from dataset.archive.tar_entry import iter_tar
+from dataset.archive.tar_header import iter_tar
 from dataset.archive.tar_images import list_tar
 from dataset.archive.tar_walk import walk_tar
 from tests.dataset.tars import (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from dataset.archive.copying import write_file
+from dataset.archive.copy_images import write_file
 from dataset.archive.labels import (
     BUILTIN,
     builtin_labels,
@@ -29,8 +29,8 @@ from dataset.archive.listing import (
 )
 from dataset.archive.member_names import check_names, show
 from dataset.archive.output_folder import OutputFolder
-from dataset.archive.tar_entry import ENDLESS, Entry, Pread, iter_tar
-from dataset.archive.writing import Progress, Written
+from dataset.archive.tar_header import ENDLESS, Entry, Pread, iter_tar
+from dataset.archive.write_classes import CountImages, Written
 from dataset.errors import DataError
 from dataset.names import is_class_tar, is_image, is_wnid
 
@@ -78,7 +78,7 @@ class ForwardReader:
 class StreamWriter:
     """Writes the images of a stream; classes stay staged until the stream ends without error."""
 
-    def __init__(self, folder: OutputFolder, archive: Path, progress: Progress) -> None:
+    def __init__(self, folder: OutputFolder, archive: Path, progress: CountImages) -> None:
         self._folder, self._archive, self._progress = folder, archive, progress
         self._open: set[bytes] = set()  # classes with a folder in this run
         self._new: set[bytes] = set()  # classes whose files are all of this run
@@ -225,7 +225,7 @@ class FlatLabels:
 
 
 def extract_stream(
-    archive: Path, split: Split, labels: Path | None, folder: OutputFolder, progress: Progress
+    archive: Path, split: Split, labels: Path | None, folder: OutputFolder, progress: CountImages
 ) -> Written:
     """Stages the classes of a .tar.gz; the caller publishes them."""
     writer = StreamWriter(folder, archive, progress)

@@ -16,14 +16,13 @@ import pytest
 from dataset import byte_meter
 from dataset.errors import PassingError, UserError
 from dataset.federation.lookup import Options
-from dataset.fetch import remote
-from dataset.fetch.dry_run import describe_sources
-from dataset.fetch.remote import fetch_dataset, fetch_urls
-from dataset.fetch.request import Request
-from dataset.fetch.small import SMALL_BYTES
-from dataset.fetch.summary import Summary
+from dataset.fetch import urls
+from dataset.fetch.inspect import describe_sources
+from dataset.fetch.request import Request, Summary
+from dataset.fetch.small_files import SMALL_BYTES
+from dataset.fetch.urls import fetch_dataset, fetch_urls
 from dataset.own_names import journal_path
-from dataset.transfer.partial import discard
+from dataset.transfer.resume import discard
 from tests.dataset import dav_server
 from tests.dataset.dav_server import serving_tree
 from tests.dataset.small_server import running
@@ -106,7 +105,7 @@ def test_too_little_space_for_a_collection_is_said_before_its_first_file(
     def statvfs(path: object) -> os.statvfs_result:
         return os.statvfs_result((4096, 4096, *[free // 4096] * 3, 9, 9, 9, 0, 255))
 
-    monkeypatch.setattr("dataset.fetch.folder.os.statvfs", statvfs)
+    monkeypatch.setattr("dataset.fetch.ledger.os.statvfs", statvfs)
     with serving_tree(files) as (root, gets):
         with pytest.raises(UserError, match=r"needs 0\.04 GB more .* 0\.03 GB are free"):
             fetch(f"{root}/ns/many/", tmp_path)
@@ -136,7 +135,7 @@ def test_a_finished_object_is_found_without_a_network(
     with serving_tree({f"/ns/{name}": b"content"}) as (root, gets):
         fetch(f"{root}/ns/{name}", tmp_path)
         gets.clear()
-        monkeypatch.setattr(remote, "check_network", refuse_network)
+        monkeypatch.setattr(urls, "check_network", refuse_network)
         (again,) = fetch(f"{root}/ns/{name}", tmp_path)
         assert (again.status, again.fetched_bytes, gets) == ("done", 0, [])
         with pytest.raises(PassingError, match="no network"):
@@ -149,7 +148,7 @@ def test_a_training_starts_from_a_finished_archive_without_a_network(
     with serving_tree({"/ns/ILSVRC2012_img_train.tar": b"content"}) as (root, _):
         url = f"{root}/ns/ILSVRC2012_img_train.tar"
         first = fetch_dataset(url, tmp_path, options=FAST)
-    monkeypatch.setattr(remote, "check_network", refuse_network)
+    monkeypatch.setattr(urls, "check_network", refuse_network)
     assert fetch_dataset(url, tmp_path, options=FAST) == first
 
 
@@ -159,9 +158,9 @@ def test_only_what_is_missing_needs_the_network(
     with serving_tree({"/ns/a.bin": b"a", "/ns/b.bin": b"b"}) as (root, _):
         fetch(f"{root}/ns/a.bin", tmp_path)
         checked: list[str] = []
-        monkeypatch.setattr(remote, "check_network", checked.append)
-        urls = [f"{root}/ns/a.bin", f"{root}/ns/b.bin"]
-        fetch_urls(urls, Request(tmp_path, FAST, environ=NOWHERE))
+        monkeypatch.setattr(urls, "check_network", checked.append)
+        both = [f"{root}/ns/a.bin", f"{root}/ns/b.bin"]
+        fetch_urls(both, Request(tmp_path, FAST, environ=NOWHERE))
     assert checked == [f"{root}/ns/b.bin"]
     assert (tmp_path / "b.bin").read_bytes() == b"b"
 
@@ -198,12 +197,12 @@ def test_a_finished_file_is_taken_from_a_read_only_folder(
 
 
 def test_a_training_fetches_the_tars_and_not_the_zip_beside_them(tmp_path: Path) -> None:
-    names = list(remote.DATA_NAMES)
+    names = list(urls.DATA_NAMES)
     with serving_tree({f"/ns/data/{name}": name.encode() for name in names}) as (root, _):
         fetch_dataset(f"{root}/ns/data/", tmp_path / "both", options=FAST)
     there = {path.name for path in (tmp_path / "both").iterdir()}
     assert {*names[:2], "valprep.sh"} <= there
-    assert not there & set(remote.KAGGLE_NAMES)
+    assert not there & set(urls.KAGGLE_NAMES)
     with serving_tree({f"/ns/data/{name}": b"x" for name in names[2:]}) as (root, _):
         fetch_dataset(f"{root}/ns/data/", tmp_path / "zip", options=FAST)
     assert (tmp_path / "zip" / names[2]).exists()

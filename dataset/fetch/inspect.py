@@ -1,13 +1,14 @@
-"""What a fetch would do: the sources, the size and the digest of an object; nothing is fetched."""
+"""What a fetch would do: the servers, the size and the digest of an object; nothing is fetched."""
 
 from __future__ import annotations
 
 from dataset.federation.lookup import Lookup
-from dataset.federation.network import check_network
 from dataset.federation.pelican import Target
-from dataset.fetch.probe import ask_digest, find_size
-from dataset.fetch.remote import is_collection, list_files
+from dataset.federation.reach import check_network
+from dataset.fetch.digests import ask_digest
 from dataset.fetch.request import Request, check_native_size
+from dataset.fetch.size import find_size
+from dataset.fetch.urls import is_collection, list_files
 from dataset.words import count
 
 
@@ -27,9 +28,9 @@ def describe_sources(target: Target, request: Request) -> list[str]:
         if request.method == "native":
             check_native_size(target.name, size)
         lines = [f"{target.identity}: {size} bytes"]
-        for source in lookup.sources.all:
-            token = " (with the token)" if source.wants_token else ""
-            lines.append(f"  source {source.label}{token}")
+        for server in lookup.servers.all:
+            token = " (with the token)" if server.wants_token else ""
+            lines.append(f"  source {server.label}{token}")
         digest = ask_digest(lookup, ["crc32c", "md5", "adler32"], request.options.stall_s)
         if digest is None:
             return [*lines, "  no server offers a digest"]

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dataset import published
+from dataset import known_archives
 from dataset.archive.index import build_index
 from dataset.errors import DataError
 from dataset.federation.lookup import Options
-from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
-from dataset.published import published_archives
+from dataset.fetch.urls import fetch_urls
+from dataset.known_archives import published_archives
 from scripts import index_tar
 from tests.dataset.tars import make_tree, write_nested
 
@@ -34,8 +34,8 @@ def tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tar = write_nested(source, make_tree()).rename(source / NAME)
     data = tar.read_bytes()
     md5, sha256 = hashlib.md5(data).hexdigest(), hashlib.sha256(data).hexdigest()
-    known = published.PublishedArchive(NAME, len(data), md5, sha256, 3, 18)
-    monkeypatch.setattr(published, "published_archives", lambda: {len(data): known})
+    known = known_archives.PublishedArchive(NAME, len(data), md5, sha256, 3, 18)
+    monkeypatch.setattr(known_archives, "published_archives", lambda: {len(data): known})
     return tar
 
 
@@ -141,9 +141,9 @@ def test_another_name_or_size_is_no_published_archive(tar: Path, tmp_path: Path)
     other = tar.with_name("mine.tar")
     other.write_bytes(tar.read_bytes())
     assert fetch(other, tmp_path / "out") == []
-    known = published.find_published(NAME, tar.stat().st_size)
+    known = known_archives.find_published(NAME, tar.stat().st_size)
     assert known is not None and replace(known, file="x") != known
-    assert published.find_published(NAME, tar.stat().st_size + 1) is None
+    assert known_archives.find_published(NAME, tar.stat().st_size + 1) is None
 
 
 @pytest.mark.parametrize("is_right", [True, False])

@@ -14,30 +14,29 @@ from dataset.byte_meter import ByteMeter
 from dataset.errors import UserError
 from dataset.federation.collection import Lister, has_collection_form, looks_like_object, path_below
 from dataset.federation.lookup import Lookup, Options
-from dataset.federation.network import check_network
 from dataset.federation.pelican import Target
+from dataset.federation.reach import check_network
 from dataset.federation.tokens import Access
 from dataset.federation.webdav import Entry
-from dataset.fetch.folder import (
+from dataset.fetch.display import Display
+from dataset.fetch.index_beside import fetch_index
+from dataset.fetch.ledger import (
     Ledger,
     NoSpace,
     check_space_of_all,
     lock_folder,
     make_folder,
 )
-from dataset.fetch.index_beside import fetch_index
-from dataset.fetch.object import Job, fetch_object
-from dataset.fetch.probe import find_size
-from dataset.fetch.progress import Display
-from dataset.fetch.request import Request
-from dataset.fetch.small import SMALL_BYTES, SmallFiles
+from dataset.fetch.object import FetchJob, fetch_object
+from dataset.fetch.request import Request, Summary
+from dataset.fetch.size import find_size
 from dataset.fetch.small_digests import names_by_path
-from dataset.fetch.summary import Summary
+from dataset.fetch.small_files import SMALL_BYTES, SmallFiles
 from dataset.names import INDEX_SUFFIX, KAGGLE_ZIP, SOLUTION, TRAIN_TAR, VAL_TAR, VALPREP
 from dataset.own_names import check_distinct, check_names
 from dataset.redaction import printable
 from dataset.spelling import decode
-from dataset.transfer.partial import discard
+from dataset.transfer.resume import discard
 from dataset.words import count
 
 log = logging.getLogger("trainyard.fetch")
@@ -120,7 +119,7 @@ def _fetch_one(
     wants_index = is_free and target.name.endswith(".tar")
     if wants_index and not _is_here(target, request, ledger):
         fetch_index(target, index, access, request.options, ledger)
-    job = Job(target, path, ledger, request.given, index)
+    job = FetchJob(target, path, ledger, request.given, index)
     return fetch_object(job, access, request.options, display.show)
 
 
@@ -163,7 +162,7 @@ def fetch_collection(
     summaries = [summary]
     for entry, path in sorted(large, key=lambda file: not file[1].name.endswith(INDEX_SUFFIX)):
         index = path.with_name(path.name + INDEX_SUFFIX)  # fetched before its tar
-        job = Job(target.child(entry.path), path, ledger, index=index)
+        job = FetchJob(target.child(entry.path), path, ledger, index=index)
         summaries.append(fetch_object(job, access, request.options, display.show))
     return summaries
 
@@ -190,14 +189,14 @@ def _fetch_small(
     """Fetches small files with a progress bar; returns those that need a full transfer."""
     with Lookup(target.child(files[0][0].path), access, options) as first:
         find_size(first)
-        if not all(names_by_path(s.url, files[0][0].path) for s in first.sources.all):
+        if not all(names_by_path(s.url, files[0][0].path) for s in first.servers.all):
             return files  # the director is asked for each of them
         with ByteMeter(f"{printable(target.name)}, small files", sys.stderr) as meter:
             meter.start(sum(entry.size or 0 for entry, _ in files))
             fetcher = SmallFiles(first, files[0][0].path, files, ledger, meter.update)
             fetcher.run()
     summary.fetched_bytes, summary.hedges = fetcher.num_bytes, fetcher.num_hedges
-    summary.sources = [source.describe() for source in first.sources.all]
+    summary.sources = [server.describe() for server in first.servers.all]
     _tell_verified(summary, fetcher.num_verified, len(files) - len(fetcher.failed))
     return fetcher.failed
 

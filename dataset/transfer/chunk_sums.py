@@ -125,7 +125,7 @@ def compute_all(kinds: Sequence[str], view: memoryview) -> tuple[int, ...]:
 
 def hash_file(fd: int, kind: str, size: int) -> str:
     """md5 or sha256 (or a combinable kind) of a whole file, read once more."""
-    follower = PrefixHash(fd, [kind], size)
+    follower = PrefixHash(fd, [kind])
     follower.advance(size)
     return follower.hexdigests()[kind]
 
@@ -133,12 +133,10 @@ def hash_file(fd: int, kind: str, size: int) -> str:
 class PrefixHash:
     """md5 and sha256 of the contiguous prefix of a growing file."""
 
-    def __init__(self, fd: int, kinds: Sequence[str], size: int) -> None:
+    def __init__(self, fd: int, kinds: Sequence[str]) -> None:
         self._fd = fd
-        self._kinds = tuple(kinds)
         self._hashes = {kind: checksum.new_hash(kind) for kind in kinds if kind in checksum.HASHES}
         self._sums = {kind: checksum.start(kind) for kind in kinds if kind not in checksum.HASHES}
-        self._size = size
         self._buffer = bytearray(CHUNK)
         self.position = 0
 

@@ -14,10 +14,10 @@ import pytest
 
 from dataset import checksum
 from dataset.federation.lookup import Options
-from dataset.fetch import small
-from dataset.fetch.folder import Ledger
-from dataset.fetch.remote import fetch_urls
+from dataset.fetch import small_files
+from dataset.fetch.ledger import Ledger
 from dataset.fetch.request import Request
+from dataset.fetch.urls import fetch_urls
 from dataset.own_names import PART, RECORD
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.director_server import Decision, directing, name_source
@@ -81,7 +81,7 @@ def test_every_file_is_recorded_before_it_has_its_name(
             unrecorded.append(path)
         return rename(part, path)
 
-    monkeypatch.setattr(small.Path, "replace", check_and_rename)
+    monkeypatch.setattr(small_files.Path, "replace", check_and_rename)
     with serving_tree(FILES) as (root, _):
         fetch_urls([f"{root}/ns/many/"], Request(tmp_path, FAST, environ=NOWHERE))
     assert unrecorded == []

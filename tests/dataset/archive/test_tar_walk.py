@@ -8,16 +8,15 @@ from functools import partial
 
 import pytest
 
-from dataset.archive import parallel_walk
-from dataset.archive.parallel_walk import walk_tar_in_parts
-from dataset.archive.tar_walk import walk_tar
+from dataset.archive import tar_walk
+from dataset.archive.tar_walk import walk_tar, walk_tar_in_parts
 from dataset.errors import DataError
 from tests.dataset.tars import header, pad, tar_bytes
 
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel_walk, "_MIN_PART", 2048)
+    monkeypatch.setattr(tar_walk, "_MIN_PART", 2048)
 
 
 class Counted:
@@ -73,13 +72,13 @@ def test_pictures_of_headers_inside_files_do_not_mislead(seed: int) -> None:
 def test_the_parts_are_really_walked_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(tar_bytes({f"{i}.JPEG": bytes([1]) * 2000 for i in range(400)}))
     walked = []
-    walk = parallel_walk.walk_tar
+    walk = tar_walk.walk_tar
 
     def note(pread: object, start: int, *rest: object, **stop: object) -> object:
         walked.append(start)
         return walk(pread, start, *rest, **stop)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(parallel_walk, "walk_tar", note)
+    monkeypatch.setattr(tar_walk, "walk_tar", note)
     walk_tar_in_parts(counted.pread, len(counted.data), "a.tar", 8)
     assert len(walked) == 8
     assert max(walked) > len(counted.data) * 3 // 4

@@ -149,6 +149,47 @@ def test_bad_zips_are_refused(tmp_path: Path) -> None:
     refuse(path, "truncated zip")
 
 
+def test_a_name_that_is_twice_in_a_zip_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / NAME, "w") as archive:
+        archive.writestr("train/n01/a.JPEG", b"one")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("train/n01/a.JPEG", b"two")
+    with pytest.raises(DataError, match=r"two members are 'n01/a\.JPEG"):
+        extract_archive(Extraction(tmp_path / NAME, "train", tmp_path / "out"))
+
+
+def test_names_keep_their_bytes_whatever_their_encoding(tmp_path: Path) -> None:
+    """Flagged as UTF-8, or without a flag: then zipfile decodes them as cp437."""
+    with zipfile.ZipFile(tmp_path / NAME, "w") as archive:
+        archive.writestr("train/n01/ä.JPEG", b"utf-8")
+        archive.writestr("train/n01/zzz.JPEG", b"plain")
+    data = (tmp_path / NAME).read_bytes().replace(b"zzz.JPEG", b"\xe4\xff\x80.JPEG")
+    (tmp_path / NAME).write_bytes(data)
+    with open(tmp_path / NAME, "rb") as file:
+        names = read_directory(file.fileno(), tmp_path / NAME).names
+    assert names == ["train/n01/ä.JPEG".encode(), b"train/n01/\xe4\xff\x80.JPEG"]
+
+
+def test_a_damaged_directory_is_refused_wherever_it_is_damaged(tmp_path: Path) -> None:
+    """Whatever zipfile raises for it, the user reads one line."""
+    with zipfile.ZipFile(tmp_path / NAME, "w") as archive:
+        for name in ("train/n01/a.JPEG", "train/n01/ö.JPEG"):
+            archive.writestr(name, b"x")
+    whole = (tmp_path / NAME).read_bytes()
+    start = whole.index(b"PK\1\2")
+    damaged = 0
+    for position in range(start, len(whole)):
+        data = bytearray(whole)
+        data[position] ^= 0xFF
+        (tmp_path / NAME).write_bytes(data)
+        with open(tmp_path / NAME, "rb") as file:
+            try:
+                read_directory(file.fileno(), tmp_path / NAME)
+            except DataError as error:
+                damaged += "fetch it again" in str(error)
+    assert damaged > 20
+
+
 def test_a_zip_bomb_is_cut_at_the_size_that_it_tells(tmp_path: Path) -> None:
     """A member that unpacks to more than its directory says is damaged, and is not unpacked."""
     with zipfile.ZipFile(tmp_path / NAME, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -8,21 +8,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dataset.own_names import doubted_path, journal_path, older_path, part_path
-from dataset.transfer.journal import CHUNK, Progress, chunk_length, read_boot_id, read_journal
+from dataset.transfer.chunk_sums import compute_all
+from dataset.transfer.journal import CHUNK, Arrivals, chunk_length, read_boot_id, read_journal
 from dataset.transfer.own_files import hold_part
-from dataset.transfer.verify import compute_all
 
 Say = Callable[[str], None]
 MAX_OLDER_BYTES = 255
 
 
-def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say) -> Progress:
+def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say) -> Arrivals:
     """What an earlier start left that can be used; with nothing left, all chunks are missing.
 
     After a kill the journal's chunks are taken as claims: the transfer reads them while it fetches
     the others. After a reboot or a disk error they are read here, from the disk itself.
     """
-    fresh = Progress(identity, size, tuple(kinds), read_boot_id())
+    fresh = Arrivals(identity, size, tuple(kinds), read_boot_id())
     part, found = part_path(path), read_journal(journal_path(path))
     if found is None or not part.is_file():
         return fresh
@@ -45,13 +45,13 @@ def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say)
     return found
 
 
-def _check_again(part: Path, found: Progress, fresh: Progress, is_sure: bool) -> Progress:
+def _check_again(part: Path, found: Arrivals, fresh: Arrivals, is_sure: bool) -> Arrivals:
     """Reads every journalled chunk; keeps those with the right bytes, with the new checksums.
 
     A checksum that cannot be computed here (no crc32c package) counts as right only if the
     machine was not rebooted.
     """
-    checked = Progress(fresh.identity, fresh.size, fresh.kinds, fresh.boot_id, were_read=True)
+    checked = Arrivals(fresh.identity, fresh.size, fresh.kinds, fresh.boot_id, were_read=True)
     checked.sources, checked.digests, checked.etags = found.sources, found.digests, found.etags
     buffer = memoryview(bytearray(CHUNK))
     with open(part, "rb", buffering=0) as file:
