@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.load import Load
+from benchmarks.machine_load import Load
 
 T = TypeVar("T")
 Table = tuple[str, list[str], list[list[str]]]  # title, header, rows

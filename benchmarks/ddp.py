@@ -36,8 +36,9 @@ from benchmarks.bench import (
     report,
     round_ratios,
 )
-from benchmarks.held import Case, Held, ask_all
-from benchmarks.ours import (
+from benchmarks.case_process import Case, Held, ask_all
+from benchmarks.reference_loop import ReferenceLoop
+from benchmarks.trainer_step import (
     NUM_CLASSES,
     make_labels,
     make_pixels,
@@ -45,7 +46,6 @@ from benchmarks.ours import (
     make_trainer,
     normalise_for_reference,
 )
-from benchmarks.reference import ReferenceLoop
 from dataset.errors import run_command
 from train.device import keep_freed_memory
 from train.norm import StepStatistics

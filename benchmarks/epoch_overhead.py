@@ -34,8 +34,8 @@ from benchmarks.bench import (
     median,
     report,
 )
-from benchmarks.held import Case, Held
-from benchmarks.reference import ReferenceLoop, make_loader, run_epochs
+from benchmarks.case_process import Case, Held
+from benchmarks.reference_loop import ReferenceLoop, make_loader, run_epochs
 from dataset.errors import run_command
 from train import evaluate
 from train.run import main as train

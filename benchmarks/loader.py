@@ -37,7 +37,7 @@ from benchmarks.bench import (
     median,
     report,
 )
-from benchmarks.reference import make_loader, pil_steps
+from benchmarks.reference_loop import make_loader, pil_steps
 from dataset.errors import run_command
 from train.data.batches import Images, Item
 from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder

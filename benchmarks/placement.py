@@ -38,7 +38,7 @@ from benchmarks.bench import (
     median,
     report,
 )
-from benchmarks.link import serve_folder
+from benchmarks.slow_server import serve_folder
 from dataset.errors import run_command
 
 TARS = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "valprep.sh")

@@ -30,8 +30,9 @@ from benchmarks.bench import (
     median,
     report,
 )
-from benchmarks.held import Case, Held
-from benchmarks.ours import (
+from benchmarks.case_process import Case, Held
+from benchmarks.reference_loop import ReferenceLoop
+from benchmarks.trainer_step import (
     CPU,
     NUM_CLASSES,
     make_labels,
@@ -40,7 +41,6 @@ from benchmarks.ours import (
     make_trainer,
     normalise_for_reference,
 )
-from benchmarks.reference import ReferenceLoop
 from dataset.errors import run_command
 from train.device import keep_freed_memory, prefers_channels_last
 from train.ranks.comm import Comm

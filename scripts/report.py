@@ -21,7 +21,7 @@ from dataset.durable import writing_whole
 from dataset.errors import UserError, run_command
 from report.curves import load_epochs
 from report.grid.input import report_logs, report_tables
-from report.grid.published import is_study_table
+from report.grid.osg_study import is_study_table
 from report.grid.report import GridReport
 from report.page import Contents, build_page
 from report.runs import Run, load_runs

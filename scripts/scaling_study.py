@@ -32,7 +32,7 @@ from scripts.study.plan import (
     read_study,
     relative_data,
 )
-from scripts.study.story import ask_study, cancel_study, run_study
+from scripts.study.run_study import ask_study, cancel_study, run_study
 
 log = logging.getLogger("trainyard")
 EXAMPLE = """examples:

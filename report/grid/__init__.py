@@ -7,7 +7,7 @@ jobs            the parts of a job's story
 history         the events of each job
 rows            one row per job
 totals          the study's totals and shares
-published       the study's own tables
+osg_study       the study's own tables
 report          the figures of a report
 tables          the report as tables
 plots           the study's four pictures

@@ -8,7 +8,7 @@ from pathlib import Path
 from dataset.errors import UserError
 from report.grid.eventlog import read_event_logs
 from report.grid.history import read_histories
-from report.grid.published import compare_with_printed, read_study
+from report.grid.osg_study import compare_with_printed, read_study
 from report.grid.report import GridReport, make_report
 from report.grid.rows import make_row, read_records
 from report.grid.tables import describe_log

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from report.grid.jobs import HELD, NOT_OVER, UNCHECKED
-from report.grid.published import Comparison
+from report.grid.osg_study import Comparison
 from report.grid.rows import GridJob
 from report.grid.totals import Figure, compute_totals, get_useful_s, mean, median
 from report.words import count

@@ -2,8 +2,8 @@
 
 plan        what to run
 microbatch  the microbatch that all rows share
-batches     sbatch files
+batches     the batch of each size
 jobs        how points are started
 state       how far they are
-story       the study from start to table
+run_study   the study from start to table
 """

@@ -20,7 +20,7 @@ from benchmarks import (
     time_to_first_step,
 )
 from benchmarks.bench import format_table, median_ratio
-from benchmarks.load import own_s
+from benchmarks.machine_load import own_s
 from benchmarks.performance_doc import DOC, MAKERS
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from report.grid.published import read_study
+from report.grid.osg_study import read_study
 from report.grid.report import make_report
 from report.grid.tables import make_outcome_table
 from report.runs import load_runs, read_csv
