@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.machine_load import Load
+from benchmarks.machine_load import MachineLoad
 
 T = TypeVar("T")
 Table = tuple[str, list[str], list[list[str]]]  # title, header, rows
@@ -49,7 +49,7 @@ def measure_undisturbed(case: Callable[[], T], servers: Collection[int] = ()) ->
     """
     found: list[tuple[float, T]] = []
     for _ in range(MAX_TRIES):
-        load = Load(servers)
+        load = MachineLoad(servers)
         value = case()
         found.append((load.foreign_share(), value))
         if found[-1][0] <= MAX_FOREIGN:

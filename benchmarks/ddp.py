@@ -36,7 +36,7 @@ from benchmarks.bench import (
     report,
     round_ratios,
 )
-from benchmarks.case_process import Case, Held, ask_all
+from benchmarks.case_process import Case, CaseProcess, ask_all
 from benchmarks.reference_loop import ReferenceLoop
 from benchmarks.trainer_step import (
     NUM_CLASSES,
@@ -78,7 +78,7 @@ def main() -> int:
     return report("ddp", result, tables, args)
 
 
-def measure(groups: dict[str, list[Held]], rounds: int) -> dict[str, list[float]]:
+def measure(groups: dict[str, list[CaseProcess]], rounds: int) -> dict[str, list[float]]:
     """Seconds a step of each way, round by round."""
     cases: dict[str, Callable[[], float]] = {}
     for name, group in groups.items():
@@ -89,7 +89,7 @@ def measure(groups: dict[str, list[Held]], rounds: int) -> dict[str, list[float]
     return interleave(cases, rounds)
 
 
-def start_ranks(make: Callable[..., Case], steps: int) -> list[Held]:
+def start_ranks(make: Callable[..., Case], steps: int) -> list[CaseProcess]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -103,7 +103,9 @@ def start_ranks(make: Callable[..., Case], steps: int) -> list[Held]:
         }
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
         env["GLOO_SOCKET_IFNAME"] = "lo"
-        group.append(Held(make, steps, env={name: str(value) for name, value in env.items()}))
+        group.append(
+            CaseProcess(make, steps, env={name: str(value) for name, value in env.items()})
+        )
     return group
 
 

@@ -34,7 +34,7 @@ from benchmarks.bench import (
     median,
     report,
 )
-from benchmarks.case_process import Case, Held
+from benchmarks.case_process import Case, CaseProcess
 from benchmarks.reference_loop import ReferenceLoop, make_loader, run_epochs
 from dataset.errors import run_command
 from train import evaluate
@@ -68,7 +68,7 @@ def main() -> int:
 
 def measure(make: Callable[..., Case], data: Path, epochs: int) -> list[dict[str, float]]:
     """The fixed costs of some epochs that ran in a new process."""
-    held = Held(make, data, epochs)
+    held = CaseProcess(make, data, epochs)
     try:
         return fixed_costs(held.ask("run"))
     finally:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from benchmarks.bench import make_parser, measure_undisturbed, write_result
-from benchmarks.fetch_table import Row, Run, add, format_table, make_row, measure, slowdown
+from benchmarks.fetch_table import ClientRun, Row, add, format_table, make_row, measure, slowdown
 from dataset.checksum import compute
 from dataset.errors import UserError, run_command
 
@@ -138,7 +138,7 @@ class Bench:
     def compare_on_loopback(self, rounds: int) -> list[Row]:
         """curl, pelicanfs and ours on XRootD's own ports, one after the other in each round."""
         url = self.service.BARE_CACHE_URLS[0] + self.path
-        clients: dict[str, Callable[[], Run]] = {
+        clients: dict[str, Callable[[], ClientRun]] = {
             "curl": lambda: self.curl(url),
             "ours, block checksums": lambda: self.ours("--index", str(self.index)),
             "curl && md5sum": lambda: self.curl(url, then_md5=True),
@@ -148,7 +148,7 @@ class Bench:
         }
         for cache in self.service.BARE_CACHE_URLS:  # both caches warm, and the code paths too
             self.curl(cache + self.path)
-        runs: dict[str, list[Run]] = {name: [] for name in clients}
+        runs: dict[str, list[ClientRun]] = {name: [] for name in clients}
         for number in range(rounds):
             for name, client in clients.items():
                 runs[name].append(measure_undisturbed(client, self.servers))
@@ -191,10 +191,10 @@ class Bench:
             self.curl(url)
         index = ("--index", str(self.wan_index))
         stall = service.Fault("stall", server="cache1", path=self.wan_path, after_share=0.3)
-        clean: list[Run] = []
-        stalled: list[Run] = []
-        curl: list[Run] = []
-        retry: list[Run] = []
+        clean: list[ClientRun] = []
+        stalled: list[ClientRun] = []
+        curl: list[ClientRun] = []
+        retry: list[ClientRun] = []
         with service.wan(path=self.wan_path):
             for number in range(rounds):
                 curl.append(self.curl(urls[0]))
@@ -220,7 +220,7 @@ class Bench:
             slowdown(bad_curl, "curl's clean time", curl, retry, "", gb),
         ]
 
-    def curl(self, url: str, *flags: str, then_md5: bool = False, fails: bool = False) -> Run:
+    def curl(self, url: str, *flags: str, then_md5: bool = False, fails: bool = False) -> ClientRun:
         out = self.work / "curl"
         out.unlink(missing_ok=True)
         run = measure(["curl", "-sf", *flags, "-o", str(out), url], fails=fails)
@@ -229,7 +229,7 @@ class Bench:
         out.unlink(missing_ok=True)
         return run
 
-    def ours(self, *flags: str, wan: bool = False) -> Run:
+    def ours(self, *flags: str, wan: bool = False) -> ClientRun:
         out = self.work / "ours"
         shutil.rmtree(out, ignore_errors=True)
         federation = self.service.DIRECTOR_HTTP_URL if wan else self.service.BARE_DIRECTOR_HTTP_URL
@@ -243,14 +243,14 @@ class Bench:
         shutil.rmtree(out)
         return run
 
-    def bare_loop(self) -> Run:
+    def bare_loop(self) -> ClientRun:
         out = self.work / "bare"
         urls = [cache + self.path for cache in self.service.BARE_CACHE_URLS]
         run = measure([sys.executable, "-c", BARE_LOOP, str(out), str(self.num_bytes), *urls])
         out.unlink()
         return run
 
-    def pelicanfs(self) -> Run:
+    def pelicanfs(self) -> ClientRun:
         out = self.work / "pelicanfs"
         federation = self.service.BARE_DIRECTOR_URL.replace("https", "pelican")
         environ = {"SSL_CERT_FILE": str(self.service.CA_FILE)}

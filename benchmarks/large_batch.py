@@ -62,7 +62,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """One row of the table: a way to train at a multiple of the small batch."""
 
     name: str
@@ -80,12 +80,14 @@ class Data:
     val_labels: Tensor
 
 
-def make_plans(task: Task) -> dict[str, Plan]:
+def make_plans(task: Task) -> dict[str, TrainingPlan]:
     """The rows in their order: the reference's rates grow from the task's, ours are the table's."""
 
-    def plan(name: str, times: int, recipe: str, lr: float | None = None) -> Plan:
+    def plan(name: str, times: int, recipe: str, lr: float | None = None) -> TrainingPlan:
         batch_size = task.imagenet_batch * times
-        return Plan(name, times, resolve_recipe(recipe, batch_size, task.epochs, {"lr": lr}))
+        return TrainingPlan(
+            name, times, resolve_recipe(recipe, batch_size, task.epochs, {"lr": lr})
+        )
 
     plans = [plan("small batch", 1, "reference", task.base_lr)]
     for times in (16, 64):
@@ -177,7 +179,7 @@ def accumulate(
     return total / len(parts)
 
 
-def train_run(task: Task, plan: Plan, seed: int, data: Data) -> Iterator[dict[str, Any]]:
+def train_run(task: Task, plan: TrainingPlan, seed: int, data: Data) -> Iterator[dict[str, Any]]:
     """Trains one run; yields a row of its curve at each evaluation."""
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
@@ -204,7 +206,7 @@ def train_run(task: Task, plan: Plan, seed: int, data: Data) -> Iterator[dict[st
             return  # diverged: its last accuracy stands
 
 
-def fingerprint(task: Task, plan: Plan) -> str:
+def fingerprint(task: Task, plan: TrainingPlan) -> str:
     """What a recorded run must share with the code to be counted: the task and the recipe."""
     recipe = {name: value for name, value in vars(plan.recipe).items() if name != "notes"}
     return hashlib.sha256(repr((task, plan.times, recipe)).encode()).hexdigest()[:10]
@@ -218,7 +220,7 @@ def _start_worker(task: Task, data: Data) -> None:
     _worker.update(task=task, data=data)
 
 
-def _work(plan: Plan, seed: int) -> Rows:
+def _work(plan: TrainingPlan, seed: int) -> Rows:
     """The rows of one run, in a process of its own with one thread."""
     task, start_s = _worker["task"], time.monotonic()
     return [
@@ -237,7 +239,7 @@ def _work(plan: Plan, seed: int) -> Rows:
 
 
 def run_all(
-    task: Task, data: Data, runs: Sequence[tuple[Plan, int]], num_jobs: int
+    task: Task, data: Data, runs: Sequence[tuple[TrainingPlan, int]], num_jobs: int
 ) -> Iterator[Rows]:
     """The rows of each run as it ends; one job at a time needs no other process."""
     if num_jobs == 1:

@@ -63,7 +63,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Study:
+class PlacementStudy:
     """What all placements share."""
 
     url: str
@@ -114,7 +114,7 @@ class Study:
         return total
 
 
-def alone(study: Study, names: tuple[str, ...]) -> Costs:
+def alone(study: PlacementStudy, names: tuple[str, ...]) -> Costs:
     """Each job fetches and extracts for itself, and cleans up."""
 
     def job(number: int) -> Costs:
@@ -127,7 +127,7 @@ def alone(study: Study, names: tuple[str, ...]) -> Costs:
     return study.in_slots([partial(job, number) for number in range(study.jobs)])
 
 
-def shared(study: Study, extract: bool) -> Costs:
+def shared(study: PlacementStudy, extract: bool) -> Costs:
     """One copy is staged for all, extracted or as the tar that it came as."""
     folder = study.work / "shared"
     total = study.stage_in(folder, TARS, extract)
@@ -136,7 +136,7 @@ def shared(study: Study, extract: bool) -> Costs:
     return total
 
 
-def clustered(study: Study) -> Costs:
+def clustered(study: PlacementStudy) -> Costs:
     """One larger job a slot: it stages once and does the work of many."""
 
     def cluster(slot: int) -> Costs:
@@ -149,7 +149,7 @@ def clustered(study: Study) -> Costs:
     return study.in_slots([partial(cluster, slot) for slot in range(study.slots)])
 
 
-PLACEMENTS: dict[str, Callable[[Study], Costs]] = {
+PLACEMENTS: dict[str, Callable[[PlacementStudy], Costs]] = {
     "each job for itself (baseline)": lambda study: alone(study, (*TARS, ENVIRONMENT)),
     "environment on the worker": lambda study: alone(study, TARS),
     "shared folder": lambda study: shared(study, extract=True),
@@ -177,13 +177,17 @@ def main() -> int:
     return report("placement", result, tables, args)
 
 
-def measure(place: Callable[[Study], Costs], data: Path, args: argparse.Namespace) -> Costs:
+def measure(
+    place: Callable[[PlacementStudy], Costs], data: Path, args: argparse.Namespace
+) -> Costs:
     """One placement from an empty disk to the last result."""
     with (
         tempfile.TemporaryDirectory(prefix="placement-") as work,
         serve_folder(data, args.link_mb_s * 1e6) as link,
     ):
-        study = Study(link.url, Path(work), args.jobs, args.slots, int(args.result_mb * 1e6))
+        study = PlacementStudy(
+            link.url, Path(work), args.jobs, args.slots, int(args.result_mb * 1e6)
+        )
         begin_s = time.monotonic()
         costs = place(study)
         costs.makespan_s = time.monotonic() - begin_s

@@ -30,7 +30,7 @@ from benchmarks.bench import (
     median,
     report,
 )
-from benchmarks.case_process import Case, Held
+from benchmarks.case_process import Case, CaseProcess
 from benchmarks.reference_loop import ReferenceLoop
 from benchmarks.trainer_step import (
     CPU,
@@ -102,10 +102,10 @@ def measure(
     task: Task, ways: dict[str, Measures | None], rounds: int, threads: int
 ) -> dict[str, list[float]]:
     """Seconds a step of each way, round by round."""
-    held: dict[str, Held] = {}
+    held: dict[str, CaseProcess] = {}
     try:
         for name, measures in ways.items():
-            held[name] = Held(make_case, task, measures, threads)
+            held[name] = CaseProcess(make_case, task, measures, threads)
         for process in held.values():
             process.ask("warm up")
             process.ask("warm up")

@@ -24,7 +24,7 @@ from report.grid.input import report_logs, report_tables
 from report.grid.osg_study import is_study_table
 from report.grid.report import GridReport
 from report.page import Contents, build_page
-from report.runs import Run, load_runs
+from report.runs import ReportedRun, load_runs
 from report.scaling import build_studies
 from report.stages import load_stages, read_published_stages, summarise_stages
 from report.words import parse_counts
@@ -68,7 +68,7 @@ def _read(inputs: Inputs, args: argparse.Namespace) -> Contents:
     records, notes = load_stages(inputs.stages)
     grids, grid_notes = _read_grids(inputs)
     notes += grid_notes
-    runs: list[Run] = []
+    runs: list[ReportedRun] = []
     if inputs.runs:
         try:
             runs, run_notes = load_runs(inputs.runs, args.epochs)

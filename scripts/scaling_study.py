@@ -23,12 +23,12 @@ from scripts.study.jobs import describe
 from scripts.study.plan import (
     CLUSTERS,
     STUDY_FILE,
-    Plan,
     SlurmOptions,
     StudyFile,
+    StudyPlan,
     describe_pin,
     extend_study,
-    make_points,
+    make_runs,
     read_study,
     relative_data,
 )
@@ -60,7 +60,7 @@ def main() -> int:
 
 def _start(args: argparse.Namespace, flags: list[str]) -> int:
     folder = (args.out or Path("run_results/studies") / time.strftime("%Y%m%d-%H%M%S")).absolute()
-    plan = Plan(
+    plan = StudyPlan(
         data=relative_data(args.data, folder),
         cluster=args.cluster,
         gpus=args.gpus,
@@ -78,9 +78,9 @@ def _start(args: argparse.Namespace, flags: list[str]) -> int:
             mem_per_cpu=args.mem_per_cpu,
         ),
     )
-    points = make_points(plan, folder)
+    runs = make_runs(plan, folder)
     if args.dry_run:
-        for _, same_size in groupby(points, key=lambda point: point.num_gpus):
+        for _, same_size in groupby(runs, key=lambda run: run.num_gpus):
             print(describe(plan, list(same_size), folder))
         if pin := describe_pin(plan, folder):
             log.info("%s", pin)

@@ -1,4 +1,4 @@
-"""What a scaling study runs: its points, their batches and commands, kept in study.json."""
+"""What a scaling study runs: its runs, their batches and commands, kept in study.json."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SlurmOptions:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A study as it was asked for."""
 
     data: str  # a URL, or a path relative to the study's folder, so that both can move together
@@ -75,7 +75,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Point:
+class StudyRun:
     """One run of a study: a size and its repeat."""
 
     name: str
@@ -90,7 +90,7 @@ class Point:
         return self.num_gpus // self.num_nodes
 
 
-def make_points(plan: Plan, folder: Path) -> list[Point]:
+def make_runs(plan: StudyPlan, folder: Path) -> list[StudyRun]:
     """Every run of the study; raises for flags that the trainer would refuse.
 
     Rows are comparable only if they share a recipe, so `auto` is asked once, for the smallest.
@@ -102,7 +102,7 @@ def make_points(plan: Plan, folder: Path) -> list[Point]:
     batches = batch_sizes(plan.gpus, plan.mode, config.batch_size)
     if config.microbatch is None:
         pinned += microbatch_flags(batches, plan.microbatch)
-    points = []
+    runs = []
     for num_gpus, batch_size in batches.items():
         for repeat in range(plan.repeats):
             name = f"{folder.name}-gpus{num_gpus:04d}-r{repeat + 1}"
@@ -110,31 +110,31 @@ def make_points(plan: Plan, folder: Path) -> list[Point]:
             own = ["-b", str(batch_size), *pinned, *seed, "--output", _from_here(folder / name)]
             num_nodes = _num_nodes(plan, num_gpus)
             argv = (*base, *own)
-            points.append(Point(name, num_gpus, num_nodes, repeat + 1, batch_size, argv))
-    return points
+            runs.append(StudyRun(name, num_gpus, num_nodes, repeat + 1, batch_size, argv))
+    return runs
 
 
-def describe_pin(plan: Plan, folder: Path) -> str:
+def describe_pin(plan: StudyPlan, folder: Path) -> str:
     """A sentence if `auto` would have chosen another recipe for some rows, else nothing."""
     config = _parse(plan, folder)
     pinned = _first_recipe(config)
-    for point in make_points(plan, folder):
-        other = choose_recipe(config.recipe, point.batch_size)
+    for run in make_runs(plan, folder):
+        other = choose_recipe(config.recipe, run.batch_size)
         if other != pinned:
             return (
                 f"recipe: {pinned} in all rows, so that they can be compared; auto would take "
-                f"{other} from batch {point.batch_size} on"
+                f"{other} from batch {run.batch_size} on"
             )
     return ""
 
 
-def _parse(plan: Plan, folder: Path) -> TrainConfig:
+def _parse(plan: StudyPlan, folder: Path) -> TrainConfig:
     data = [_data_argument(plan, folder)] if plan.data else []
     return parse_config([*data, *plan.train_flags])
 
 
 def _first_recipe(config: TrainConfig) -> str:
-    """The recipe of the smallest point, whose batch is the one that was given."""
+    """The recipe of the smallest run, whose batch is the one that was given."""
     return choose_recipe(config.recipe, config.batch_size)
 
 
@@ -147,7 +147,7 @@ def relative_data(data: str, folder: Path) -> str:
     return os.path.relpath(data, folder)
 
 
-def _data_argument(plan: Plan, folder: Path) -> str:
+def _data_argument(plan: StudyPlan, folder: Path) -> str:
     if "://" in plan.data:
         return plan.data
     return _from_here(Path(os.path.normpath(folder / plan.data)))
@@ -162,7 +162,7 @@ def _from_here(path: Path) -> str:
 
 
 def _without_batch(flags: tuple[str, ...]) -> list[str]:
-    """The trainer's flags without -b, which each point sets for itself."""
+    """The trainer's flags without -b, which each run sets for itself."""
     kept, skip = [], False
     for flag in flags:
         if skip:
@@ -174,7 +174,7 @@ def _without_batch(flags: tuple[str, ...]) -> list[str]:
     return kept
 
 
-def uses_gpus(plan: Plan) -> bool:
+def uses_gpus(plan: StudyPlan) -> bool:
     """Whether each rank gets a GPU; with --device cpu ranks are plain processes, unless the
     job's GPUs were asked for by their number."""
     if plan.cluster == "slurm" and plan.slurm.gpus_per_node is not None:
@@ -187,19 +187,19 @@ def uses_gpus(plan: Plan) -> bool:
     return not is_cpu
 
 
-def _num_nodes(plan: Plan, num_gpus: int) -> int:
+def _num_nodes(plan: StudyPlan, num_gpus: int) -> int:
     return -(-num_gpus // plan.slurm.ranks_per_node) if plan.cluster == "slurm" else 1
 
 
 @dataclass(frozen=True)
 class StudyFile:
-    """study.json: the plan, and the jobs that were submitted for each point, oldest first."""
+    """study.json: the plan, and the jobs that were submitted for each run, oldest first."""
 
-    plan: Plan
+    plan: StudyPlan
     jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def with_job(self, name: str, job_id: str) -> StudyFile:
-        """The same with one more job of a point."""
+        """The same with one more job of a run."""
         return replace(self, jobs={**self.jobs, name: (*self.jobs.get(name, ()), job_id)})
 
     def last_job(self, name: str) -> str | None:
@@ -230,17 +230,17 @@ def read_study(folder: Path) -> StudyFile:
         raise UserError(f"{path} cannot be read ({error!r}); was it edited by hand?") from None
 
 
-def extend_study(old: StudyFile, wanted: Plan, folder: Path) -> StudyFile:
-    """The study of a folder with the points of the new plan; another recipe is refused.
+def extend_study(old: StudyFile, wanted: StudyPlan, folder: Path) -> StudyFile:
+    """The study of a folder with the runs of the new plan; another recipe is refused.
 
-    More sizes or repeats, or other options of SLURM, continue a study; a point that exists
+    More sizes or repeats, or other options of SLURM, continue a study; a run that exists
     must keep its command, because its run would be resumed.
     """
     gpus = tuple(sorted({*old.plan.gpus, *wanted.gpus}))
     repeats = max(old.plan.repeats, wanted.repeats)
     merged = replace(wanted, gpus=gpus, repeats=repeats, microbatch=old.plan.microbatch)
-    before = {point.name: point.argv for point in make_points(old.plan, folder)}
-    after = {point.name: point.argv for point in make_points(merged, folder)}
+    before = {run.name: run.argv for run in make_runs(old.plan, folder)}
+    after = {run.name: run.argv for run in make_runs(merged, folder)}
     changed = [name for name, argv in before.items() if after.get(name) != argv]
     if changed or old.plan.cluster != wanted.cluster:
         raise UserError(
@@ -250,7 +250,7 @@ def extend_study(old: StudyFile, wanted: Plan, folder: Path) -> StudyFile:
     return replace(old, plan=merged)
 
 
-def _plan_from(record: dict[str, Any]) -> Plan:
+def _plan_from(record: dict[str, Any]) -> StudyPlan:
     """The plan of study.json; ValueError for a field of the wrong type, KeyError without one."""
     slurm = record["slurm"]
     _check(isinstance(slurm, dict), "slurm", slurm)
@@ -265,7 +265,7 @@ def _plan_from(record: dict[str, Any]) -> Plan:
     _check(_is_count(repeats), "repeats", repeats)
     microbatch = record.get("microbatch")  # not in a study of an earlier version
     _check(microbatch is None or _is_count(microbatch), "microbatch", microbatch)
-    return Plan(
+    return StudyPlan(
         data=record["data"],
         cluster=record["cluster"],
         gpus=tuple(gpus),
@@ -292,7 +292,7 @@ def _check(is_right: bool, name: str, value: Any) -> None:
         raise ValueError(f"{name} is {shorten(value)}")
 
 
-def _describe(plan: Plan) -> str:
+def _describe(plan: StudyPlan) -> str:
     gpus = ",".join(map(str, plan.gpus))
     flags = " ".join(plan.train_flags)
     return f"{plan.data} --gpus {gpus} --cluster {plan.cluster} --{plan.mode} -- {flags}"
