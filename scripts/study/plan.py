@@ -10,6 +10,7 @@ from typing import Any
 
 from dataset.durable import write_json
 from dataset.errors import UserError
+from dataset.flags import flag
 from report.record_shape import shorten
 from scripts.study.batches import batch_sizes, microbatch_flags
 from train.config import TrainConfig, parse_config
@@ -26,14 +27,15 @@ MAX_COUNT = 10**5  # of GPUs or repeats
 class SlurmOptions:
     """What is passed on to sbatch; None: the site's default."""
 
-    partition: str | None = None
-    account: str | None = None
-    constraint: str | None = None
-    qos: str | None = None
-    time: str = "24:00:00"
-    gpus_per_node: int | None = None  # None: 4 ranks a node, with GPUs unless --device cpu
-    cpus_per_task: int = 16
-    mem_per_cpu: str | None = "4G"
+    partition: str | None = flag(None, None)
+    account: str | None = flag(None, None)
+    constraint: str | None = flag(None, None)
+    qos: str | None = flag(None, None)
+    time: str = flag("24:00:00", "default 24:00:00")
+    # None: 4 ranks a node, with GPUs unless --device cpu
+    gpus_per_node: int | None = flag(None, "default 4; none with --device cpu")
+    cpus_per_task: int = flag(16, "default 16")
+    mem_per_cpu: str | None = flag("4G", "default 4G")
 
     @property
     def ranks_per_node(self) -> int:
@@ -164,13 +166,13 @@ def _from_here(path: Path) -> str:
 def _without_batch(flags: tuple[str, ...]) -> list[str]:
     """The trainer's flags without -b, which each run sets for itself."""
     kept, skip = [], False
-    for flag in flags:
+    for word in flags:
         if skip:
             skip = False
-        elif flag in ("-b", "--batch-size"):
+        elif word in ("-b", "--batch-size"):
             skip = True
-        elif not flag.startswith("--batch-size=") and not (flag[:2] == "-b" and flag[2:].isdigit()):
-            kept.append(flag)
+        elif not word.startswith("--batch-size=") and not (word[:2] == "-b" and word[2:].isdigit()):
+            kept.append(word)
     return kept
 
 
@@ -181,8 +183,8 @@ def uses_gpus(plan: StudyPlan) -> bool:
         return True
     flags = plan.train_flags
     is_cpu = any(
-        flag == "--device=cpu" or (flag == "--device" and flags[i + 1 : i + 2] == ("cpu",))
-        for i, flag in enumerate(flags)
+        word == "--device=cpu" or (word == "--device" and flags[i + 1 : i + 2] == ("cpu",))
+        for i, word in enumerate(flags)
     )
     return not is_cpu
 
