@@ -43,9 +43,10 @@ class CaseProcess:
 
 def ask_all(group: list[CaseProcess], name: str) -> float:
     """The slowest answer of processes that work at the same time."""
-    for held in group:
-        held.begin(name)
-    return max([held.end() for held in group])
+    for process in group:
+        process.begin(name)
+    slowest: float = max([process.end() for process in group])
+    return slowest
 
 
 def _serve(pipe: Any, make: Callable[..., Case], args: tuple[Any, ...]) -> None:

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,14 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.bench import (
+    BenchFlags,
     Table,
     describe_ratio,
     interleave,
-    make_parser,
     median,
     report,
     round_ratios,
+    rounds_flag,
 )
 from benchmarks.case_process import Case, CaseProcess, ask_all
 from benchmarks.reference_loop import ReferenceLoop
@@ -47,6 +49,7 @@ from benchmarks.trainer_step import (
     normalise_for_reference,
 )
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 from train.device import keep_freed_memory
 from train.norm import StepStatistics
 from train.ranks.comm import Comm
@@ -59,23 +62,29 @@ TARGET = 0.92  # of SHARES["no_sync / sync"]
 SHARES = {"no_sync / sync": APART, "1 rank / 2 ranks": ALONE}  # over SYNCED
 
 
+@dataclass(frozen=True, kw_only=True)
+class DdpFlags(BenchFlags):
+    """The flags of benchmarks/ddp.py."""
+
+    rounds: int = rounds_flag(8)
+    steps: int = flag(1, "a round and a way")
+
+
 def main() -> int:
-    parser = make_parser(__doc__, rounds=8)
-    parser.add_argument("--steps", type=int, default=1, help="a round and a way")
-    args = parser.parse_args()
+    flags = parse_flags(DdpFlags, make_parser(__doc__))
     groups = {
-        "ours": start_ranks(make_ours, args.steps),
-        "reference": start_ranks(make_reference, args.steps),
+        "ours": start_ranks(make_ours, flags.steps),
+        "reference": start_ranks(make_reference, flags.steps),
     }
     try:
-        values = measure(groups, args.rounds)
+        values = measure(groups, flags.rounds)
     finally:
         for group in groups.values():
-            for held in group:
-                held.close()
-    result: dict[str, Any] = {"arch": ARCH, "batch_per_rank": BATCH, "rounds": args.rounds}
+            for process in group:
+                process.close()
+    result: dict[str, Any] = {"arch": ARCH, "batch_per_rank": BATCH, "rounds": flags.rounds}
     result["seconds"] = values
-    return report("ddp", result, tables, args)
+    return report("ddp", result, tables, flags)
 
 
 def measure(groups: dict[str, list[CaseProcess]], rounds: int) -> dict[str, list[float]]:

@@ -106,7 +106,8 @@ def _row(
     gb: float,
 ) -> Row:
     def median(runs: list[ClientRun], name: str) -> float:
-        return round(statistics.median(getattr(run, name) for run in runs), 3)
+        values: list[float] = [getattr(run, name) for run in runs]
+        return round(statistics.median(values), 3)
 
     return Row(
         client,

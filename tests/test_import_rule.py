@@ -37,6 +37,7 @@ MAY_IMPORT = {
     ),
     "report": ("report", "train.records.record", "dataset.errors"),
     "scripts": ("scripts", "report", "train", "dataset"),
+    "benchmarks": ("benchmarks", "scripts", "report", "train", "dataset"),
 }
 # train reaches fetch through one module, and archive through these.
 ONLY_DOORS = {
