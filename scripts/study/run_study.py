@@ -85,7 +85,7 @@ def _run_local(study: StudyFile, runs: list[StudyRun], folder: Path) -> StudyFil
                 if job is not None:
                     job.done()  # reaps the process
                 (now,) = find_states(study, [run], folder)
-                for line in follower.new_lines():
+                for line in follower.read_new_lines():
                     log.info("    %s", line)
                 if not now.is_active:
                     break

@@ -129,7 +129,7 @@ class LogFollower:
         self._path = log_folder(folder, run) / f"{job_id}_0_log.out"
         self._offset = 0
 
-    def new_lines(self) -> list[str]:
+    def read_new_lines(self) -> list[str]:
         """The whole lines since the last call, without submitit's own."""
         if not self._path.exists():
             return []
