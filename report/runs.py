@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import CommandError, DataError, UserError
+from report.published_table import read_csv
 from report.record_shape import shape_record, shorten, to_number, to_positive, to_whole
 from train.records.record import RUN_FILE, find_runs, read_run
 
@@ -112,21 +112,6 @@ def read_csv_runs(path: Path, epochs: int | None = None) -> list[ReportedRun]:
     """The rows of a published table; a row without a wall clock is a point still missing."""
     rows = read_csv(path, CSV_COLUMNS)
     return [_run_from_row(row, f"{path}:{line}", epochs) for line, row in rows]
-
-
-def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """The rows of a table with their line numbers, missing cells as empty text."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, restval="")
-            names = reader.fieldnames or []
-            missing = [name for name in columns if name not in names]
-            if missing:
-                needed = ",".join(columns)
-                raise UserError(f"{path} lacks the column {missing[0]}; it needs {needed}")
-            return [(reader.line_num, {name: row[name] for name in names}) for row in reader]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no CSV table ({error}); give one with {columns[0]}") from None
 
 
 def short_device(device: str) -> str:

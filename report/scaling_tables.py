@@ -8,8 +8,8 @@ from pathlib import Path
 
 from report.fit import Interval
 from report.phases import sentences
+from report.published_table import cite
 from report.scaling import ScalingPoint, Spread, Study
-from report.sources import cite
 from report.table import Cell, Column, Table, Value
 from report.words import DeviceTime, choose_device_time, name_sizes
 

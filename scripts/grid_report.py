@@ -17,10 +17,9 @@ require_packages()
 
 from dataset.errors import UserError, run_command
 from dataset.flags import REQUIRED, flag, make_parser, parse_flags
-from report.grid.input import report_logs, report_tables
 from report.grid.osg_study import is_study_table
 from report.grid.plots import draw_grid_charts
-from report.grid.report import GridReport
+from report.grid.report import GridReport, report_logs, report_tables
 from report.grid.tables import make_tables
 from report.table import Table, to_csv, to_json, to_markdown
 from report.words import count

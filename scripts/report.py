@@ -21,9 +21,8 @@ from dataset.durable import writing_whole
 from dataset.errors import UserError, run_command
 from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from report.curves import load_epochs
-from report.grid.input import report_logs, report_tables
 from report.grid.osg_study import is_study_table
-from report.grid.report import GridReport
+from report.grid.report import GridReport, report_logs, report_tables
 from report.page import Contents, build_page
 from report.runs import ReportedRun, load_runs
 from report.scaling import build_studies
