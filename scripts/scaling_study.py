@@ -24,17 +24,14 @@ from report.words import count, parse_counts
 from scripts.study.jobs import describe
 from scripts.study.plan import (
     CLUSTERS,
-    STUDY_FILE,
     SlurmOptions,
-    StudyFile,
     StudyPlan,
     describe_pin,
-    extend_study,
     make_runs,
-    read_study,
     relative_data,
 )
 from scripts.study.run_study import ask_study, cancel_study, run_study
+from scripts.study.study_file import STUDY_FILE, StudyFile, extend_study, read_study
 
 log = logging.getLogger("trainyard")
 Old = TypeVar("Old", bound="OldStudy")

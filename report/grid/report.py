@@ -108,11 +108,6 @@ def make_report(
     )
 
 
-def count_outcomes(jobs: Iterable[GridJob]) -> Counter[str]:
-    """How many jobs came to each end."""
-    return Counter(job.outcome for job in jobs)
-
-
 def name_cause(job: GridJob) -> str:
     """Why a job failed: its outcome, and of a held one where it was."""
     return f"held in {job.phase}" if job.outcome == HELD else job.outcome

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dataset.errors import CommandError
-from scripts.study.plan import StudyFile, make_runs, write_study
+from scripts.study.plan import make_runs
+from scripts.study.study_file import StudyFile, write_study
 from train.records.record import RUN_FILE, read_run
 
 log = logging.getLogger("trainyard")

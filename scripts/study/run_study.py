@@ -20,15 +20,9 @@ from report.table import Table, to_markdown, to_writable
 from report.words import count
 from scripts.study.jobs import cancel_local, cancel_slurm, submit_local, submit_slurm
 from scripts.study.microbatch import find_microbatches, share_microbatch
-from scripts.study.plan import (
-    StudyFile,
-    StudyRun,
-    describe_pin,
-    make_runs,
-    read_study,
-    write_study,
-)
+from scripts.study.plan import StudyRun, describe_pin, make_runs
 from scripts.study.state import LogFollower, RunState, find_states, log_tail, state_table
+from scripts.study.study_file import StudyFile, read_study, write_study
 
 log = logging.getLogger("trainyard")
 POLL_S = {"local": 0.5, "slurm": 5.0}

@@ -11,7 +11,8 @@ from dataset.errors import CommandError
 from report.record_shape import is_number, shape_record, to_positive, to_whole
 from report.table import Cell, Column, Table
 from scripts.study.jobs import is_local_alive, log_folder, slurm_end, slurm_states
-from scripts.study.plan import StudyFile, StudyRun
+from scripts.study.plan import StudyRun
+from scripts.study.study_file import StudyFile
 from train.records.record import EPOCHS_FILE, RUN_FILE, read_epochs, read_run
 
 LOG_LINES = 6

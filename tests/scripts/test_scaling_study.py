@@ -17,17 +17,9 @@ import pytest
 from dataset.errors import UserError
 from scripts.study import state
 from scripts.study.microbatch import share_microbatch
-from scripts.study.plan import (
-    STUDY_FILE,
-    SlurmOptions,
-    StudyPlan,
-    describe_pin,
-    extend_study,
-    make_runs,
-    read_study,
-    relative_data,
-)
-from scripts.study.plan import StudyFile as Study
+from scripts.study.plan import SlurmOptions, StudyPlan, describe_pin, make_runs, relative_data
+from scripts.study.study_file import STUDY_FILE, extend_study, read_study
+from scripts.study.study_file import StudyFile as Study
 from tests.report.records import ROOT, run_record, write_raw
 from train.config import parse_config
 
