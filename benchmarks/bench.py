@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -10,12 +9,15 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.load import Load
+from benchmarks.machine_load import MachineLoad
+from dataset.flags import REQUIRED, flag
 
 T = TypeVar("T")
 Table = tuple[str, list[str], list[list[str]]]  # title, header, rows
@@ -32,7 +34,7 @@ CACHE = ROOT / ".cache" / "benchmarks"
 MAX_FOREIGN, MAX_TRIES, QUIET_S = 0.2, 3, 2.0
 
 
-def interleave(cases: dict[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+def interleave(cases: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """The values of each case, round by round, so that a slow minute hits all of them."""
     values: dict[str, list[T]] = {name: [] for name in cases}
     for number in range(rounds):
@@ -49,7 +51,7 @@ def measure_undisturbed(case: Callable[[], T], servers: Collection[int] = ()) ->
     """
     found: list[tuple[float, T]] = []
     for _ in range(MAX_TRIES):
-        load = Load(servers)
+        load = MachineLoad(servers)
         value = case()
         found.append((load.foreign_share(), value))
         if found[-1][0] <= MAX_FOREIGN:
@@ -84,30 +86,57 @@ def describe_ratio(above: list[float], below: list[float]) -> str:
     return f"{median(ratios):.2f}x" + (" (tie)" if is_tie(ratios) else "")
 
 
-def make_parser(text: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
-    """The parser of a benchmark: its help is the text at the top of its file, example included."""
-    parser = argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    if rounds is not None:
-        parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--save", action="store_true", help="write the committed record, run_results/benchmarks/"
-    )
-    where.add_argument(
-        "--out",
-        type=Path,
+@dataclass(frozen=True, kw_only=True)
+class RoundFlags:
+    """How often each case is measured."""
+
+    rounds: int = flag(REQUIRED, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordFlags:
+    """Where the record of a benchmark goes."""
+
+    save: bool = flag(False, "write the committed record, run_results/benchmarks/", one_of="place")
+    out: Path | None = flag(
+        None,
+        "write the record there (default run_results/benchmarks/local, ignored by git)",
         metavar="DIR",
-        help="write the record there (default run_results/benchmarks/local, ignored by git)",
+        one_of="place",
     )
-    return parser
+
+    @property
+    def folder(self) -> Path:
+        return self.out or (RESULTS if self.save else LOCAL)
 
 
-def record_folder(args: argparse.Namespace) -> Path:
-    """Where the flags want the record."""
-    folder: Path = args.out or (RESULTS if args.save else LOCAL)
-    return folder
+@dataclass(frozen=True, kw_only=True)
+class BenchFlags(RecordFlags, RoundFlags):
+    """The flags of most benchmarks; each gives `rounds` its own default."""
+
+
+def rounds_flag(default: int) -> Any:
+    """The field `rounds` of a benchmark."""
+    return flag(default, f"default {default}")
+
+
+def measure_beside_service(module: str, *words: object) -> Any:
+    """The answer of a measuring process, which starts the service that it needs and stops it.
+
+    It lives with the service (`python -m tests.cluster...`) and writes JSON to a file.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        command = [sys.executable, "-m", module, str(answer), *map(str, words)]
+        process = subprocess.Popen(command, cwd=ROOT)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # it heard the Ctrl-C as well, and stops the service
+            process.wait()
+            raise
+        if code != 0:
+            raise SystemExit(code)  # it has said why
+        return json.loads(answer.read_text())
 
 
 def make_data(classes: int, train_per_class: int, val_per_class: int, size: str) -> Path:
@@ -144,23 +173,22 @@ def report(
     name: str,
     result: dict[str, Any],
     tables: Callable[[dict[str, Any]], list[Table]],
-    args: argparse.Namespace,
+    flags: RecordFlags,
 ) -> int:
     """Prints the tables of a result and writes its record; returns the exit code."""
     for table in tables(result):
         print_table(*table)
-    print("\nwritten to", write_result(name, result, args))
+    print("\nwritten to", write_result(name, result, flags))
     return 0
 
 
-def write_result(name: str, result: dict[str, Any], args: argparse.Namespace) -> Path:
+def write_result(name: str, result: dict[str, Any], flags: RecordFlags) -> Path:
     """The path of the record: the result as JSON with FACTS."""
-    folder = record_folder(args)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
+    flags.folder.mkdir(parents=True, exist_ok=True)
+    path = flags.folder / f"{name}.json"
     record = result | make_facts()
     missing = [fact for fact in FACTS if record.get(fact) is None]
-    assert not (args.save and missing), f"{name}: no {missing}"
+    assert not (flags.save and missing), f"{name}: no {missing}"
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(record, indent=1) + "\n")
     part.replace(path)

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,18 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.bench import (
+    BenchFlags,
     Table,
     describe_ratio,
     interleave,
-    make_parser,
     median,
     report,
     round_ratios,
+    rounds_flag,
 )
-from benchmarks.held import Case, Held, ask_all
-from benchmarks.ours import (
+from benchmarks.case_process import Case, CaseProcess, ask_all
+from benchmarks.reference_loop import ReferenceLoop
+from benchmarks.trainer_step import (
     NUM_CLASSES,
     make_labels,
     make_pixels,
@@ -45,8 +48,8 @@ from benchmarks.ours import (
     make_trainer,
     normalise_for_reference,
 )
-from benchmarks.reference import ReferenceLoop
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 from train.batch_norm import StepStatistics
 from train.device import keep_freed_memory
 from train.ranks.comm import Comm
@@ -59,26 +62,32 @@ TARGET = 0.92  # of SHARES["no_sync / sync"]
 SHARES = {"no_sync / sync": APART, "1 rank / 2 ranks": ALONE}  # over SYNCED
 
 
+@dataclass(frozen=True, kw_only=True)
+class DdpFlags(BenchFlags):
+    """The flags of benchmarks/ddp.py."""
+
+    rounds: int = rounds_flag(8)
+    steps: int = flag(1, "a round and a way")
+
+
 def main() -> int:
-    parser = make_parser(__doc__, rounds=8)
-    parser.add_argument("--steps", type=int, default=1, help="a round and a way")
-    args = parser.parse_args()
+    flags = parse_flags(DdpFlags, make_parser(__doc__))
     groups = {
-        "ours": start_ranks(make_ours, args.steps),
-        "reference": start_ranks(make_reference, args.steps),
+        "ours": start_ranks(make_ours, flags.steps),
+        "reference": start_ranks(make_reference, flags.steps),
     }
     try:
-        values = measure(groups, args.rounds)
+        values = measure(groups, flags.rounds)
     finally:
         for group in groups.values():
-            for held in group:
-                held.close()
-    result: dict[str, Any] = {"arch": ARCH, "batch_per_rank": BATCH, "rounds": args.rounds}
+            for process in group:
+                process.close()
+    result: dict[str, Any] = {"arch": ARCH, "batch_per_rank": BATCH, "rounds": flags.rounds}
     result["seconds"] = values
-    return report("ddp", result, tables, args)
+    return report("ddp", result, tables, flags)
 
 
-def measure(groups: dict[str, list[Held]], rounds: int) -> dict[str, list[float]]:
+def measure(groups: dict[str, list[CaseProcess]], rounds: int) -> dict[str, list[float]]:
     """Seconds a step of each way, round by round."""
     cases: dict[str, Callable[[], float]] = {}
     for name, group in groups.items():
@@ -89,7 +98,7 @@ def measure(groups: dict[str, list[Held]], rounds: int) -> dict[str, list[float]
     return interleave(cases, rounds)
 
 
-def start_ranks(make: Callable[..., Case], steps: int) -> list[Held]:
+def start_ranks(make: Callable[..., Case], steps: int) -> list[CaseProcess]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -103,7 +112,9 @@ def start_ranks(make: Callable[..., Case], steps: int) -> list[Held]:
         }
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
         env["GLOO_SOCKET_IFNAME"] = "lo"
-        group.append(Held(make, steps, env={name: str(value) for name, value in env.items()}))
+        group.append(
+            CaseProcess(make, steps, env={name: str(value) for name, value in env.items()})
+        )
     return group
 
 

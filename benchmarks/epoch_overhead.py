@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,18 @@ import torch
 
 from benchmarks.bench import (
     CACHE,
+    BenchFlags,
     Table,
     interleave,
     make_data,
-    make_parser,
     median,
     report,
+    rounds_flag,
 )
-from benchmarks.held import Case, Held
-from benchmarks.reference import ReferenceLoop, make_loader, run_epochs
+from benchmarks.case_process import Case, CaseProcess
+from benchmarks.reference_loop import ReferenceLoop, make_loader, run_epochs
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 from train import evaluate
 from train.run import main as train
 from train.step import Trainer
@@ -48,31 +51,37 @@ TARGET = 0.25
 Marks = list[tuple[str, float]]  # what ended, and when
 
 
+@dataclass(frozen=True, kw_only=True)
+class EpochFlags(BenchFlags):
+    """The flags of benchmarks/epoch_overhead.py."""
+
+    rounds: int = rounds_flag(3)
+    epochs: int = flag(6, "a round; the last is not counted")
+
+
 def main() -> int:
-    parser = make_parser(__doc__, rounds=3)
-    parser.add_argument("--epochs", type=int, default=6, help="a round; the last is not counted")
-    args = parser.parse_args()
+    flags = parse_flags(EpochFlags, make_parser(__doc__))
     data = make_data(CLASSES, TRAIN_PER_CLASS, VAL_PER_CLASS, "500x375")
     cases = {
-        REFERENCE: partial(measure, make_reference, data, args.epochs),
-        OURS: partial(measure, make_ours, data, args.epochs),
+        REFERENCE: partial(measure, make_reference, data, flags.epochs),
+        OURS: partial(measure, make_ours, data, flags.epochs),
     }
-    runs = interleave(cases, args.rounds)
+    runs = interleave(cases, flags.rounds)
     result: dict[str, Any] = {"arch": ARCH, "image_size": SIZE, "batch": BATCH}
-    result["rounds"] = args.rounds
+    result["rounds"] = flags.rounds
     result["epochs"] = {
         name: [cost for run in found for cost in run] for name, found in runs.items()
     }
-    return report("epoch_overhead", result, tables, args)
+    return report("epoch_overhead", result, tables, flags)
 
 
 def measure(make: Callable[..., Case], data: Path, epochs: int) -> list[dict[str, float]]:
     """The fixed costs of some epochs that ran in a new process."""
-    held = Held(make, data, epochs)
+    process = CaseProcess(make, data, epochs)
     try:
-        return fixed_costs(held.ask("run"))
+        return fixed_costs(process.ask("run"))
     finally:
-        held.close()
+        process.close()
 
 
 def fixed_costs(marks: Marks) -> list[dict[str, float]]:

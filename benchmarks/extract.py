@@ -5,7 +5,6 @@ python benchmarks/extract.py --rounds 5
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -13,16 +12,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.bench import CACHE, make_data, make_parser, median, write_result
+from benchmarks.bench import CACHE, BenchFlags, make_data, median, rounds_flag, write_result
 from benchmarks.extract_doc import extract_tables
 from benchmarks.extract_peers import Cost, cases, measure
 from dataset.archive.tar_images import list_tar
 from dataset.errors import UserError, run_command
+from dataset.flags import flag, make_parser, parse_flags
 
 _DIRTY_RATIO, _DIRTY_BYTES = (
     Path("/proc/sys/vm") / name for name in ("dirty_ratio", "dirty_bytes")
@@ -30,19 +31,36 @@ _DIRTY_RATIO, _DIRTY_BYTES = (
 _SETTLE_S = 0.5  # the kernel frees the memory of the files before
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExtractFlags(BenchFlags):
+    """The flags of benchmarks/extract.py."""
+
+    rounds: int = rounds_flag(5)
+    classes: int = flag(40, "default 40")
+    per_class: int = flag(100, "train images, default 100")
+    dirty_ratio: int | None = flag(
+        None,
+        "on ext4: vm.dirty_ratio meanwhile (root), where the machine's own is so low that the "
+        "disk is measured; Linux comes with 20",
+        metavar="PERCENT",
+    )
+    tmpfs: Path = flag(Path("/dev/shm"), "default /dev/shm")
+    disk: Path = flag(CACHE, "without root: a folder on ext4, default .cache/benchmarks")
+
+
 def main() -> int:
-    args = _parse_args()
-    tar = make_data(args.classes, args.per_class, 1, "500x375") / "ILSVRC2012_img_train.tar"
-    result: dict[str, Any] = {"rounds": args.rounds} | _facts(tar)
-    result["tmpfs"] = {"cases": _measure(tar, args.tmpfs, args.rounds)}
+    flags = parse_flags(ExtractFlags, make_parser(__doc__))
+    tar = make_data(flags.classes, flags.per_class, 1, "500x375") / "ILSVRC2012_img_train.tar"
+    result: dict[str, Any] = {"rounds": flags.rounds} | _facts(tar)
+    result["tmpfs"] = {"cases": _measure(tar, flags.tmpfs, flags.rounds)}
     with fresh_ext4(CACHE / "ext4.img") as ext4:
         if ext4 is None:
-            print(f"no root, no loop device: {args.disk} instead of a fresh ext4", file=sys.stderr)
-        with dirty_ratio(args.dirty_ratio):
+            print(f"no root, no loop device: {flags.disk} instead of a fresh ext4", file=sys.stderr)
+        with dirty_ratio(flags.dirty_ratio):
             result["dirty"] = describe_dirty_limit()
-            result["ext4"] = {"cases": _measure(tar, ext4 or args.disk, args.rounds)}
+            result["ext4"] = {"cases": _measure(tar, ext4 or flags.disk, flags.rounds)}
     print(extract_tables(result))
-    print("\nwritten to", write_result("extract", result, args))
+    print("\nwritten to", write_result("extract", result, flags))
     return 0
 
 
@@ -133,27 +151,6 @@ def _measure(tar: Path, folder: Path, rounds: int) -> dict[str, dict[str, Any]]:
         }
         for name, runs in costs.items()
     }
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = make_parser(__doc__, rounds=5)
-    parser.add_argument("--classes", type=int, default=40, help="default 40")
-    parser.add_argument("--per-class", type=int, default=100, help="train images, default 100")
-    parser.add_argument(
-        "--dirty-ratio",
-        type=int,
-        metavar="PERCENT",
-        help="on ext4: vm.dirty_ratio meanwhile (root), where the machine's own is so low that the "
-        "disk is measured; Linux comes with 20",
-    )
-    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="default /dev/shm")
-    parser.add_argument(
-        "--disk",
-        type=Path,
-        default=CACHE,
-        help="without root: a folder on ext4, default .cache/benchmarks",
-    )
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from benchmarks.bench import is_tie, round_ratios
 
 
 @dataclass(frozen=True)
-class Run:
+class ClientRun:
     """One transfer by one client."""
 
     seconds: float
@@ -40,7 +40,7 @@ class Row:
 
 def measure(
     command: Sequence[str], environ: dict[str, str] | None = None, fails: bool = False
-) -> Run:
+) -> ClientRun:
     """Seconds, CPU seconds and peak memory of a command; it must succeed, or fail if told so."""
     started = time.perf_counter()
     process = subprocess.Popen(
@@ -58,12 +58,12 @@ def measure(
         raise RuntimeError(
             f"{command[0]} ended with {process.returncode}: {stderr.decode()[-500:]}"
         )
-    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6)
+    return ClientRun(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6)
 
 
-def add(first: Run, second: Run) -> Run:
+def add(first: ClientRun, second: ClientRun) -> ClientRun:
     """Two commands, one after the other."""
-    return Run(
+    return ClientRun(
         first.seconds + second.seconds,
         first.cpu_s + second.cpu_s,
         max(first.peak_mb, second.peak_mb),
@@ -71,7 +71,7 @@ def add(first: Run, second: Run) -> Run:
 
 
 def make_row(
-    client: str, peer: str, theirs: list[Run], ours: list[Run], target: str, gb: float
+    client: str, peer: str, theirs: list[ClientRun], ours: list[ClientRun], target: str, gb: float
 ) -> Row:
     """The median over the rounds of how many times faster ours was."""
     ratios = _ratios(theirs, ours)
@@ -79,29 +79,35 @@ def make_row(
 
 
 def slowdown(
-    client: str, against: str, clean: list[Run], faulty: list[Run], target: str, gb: float
+    client: str,
+    against: str,
+    clean: list[ClientRun],
+    faulty: list[ClientRun],
+    target: str,
+    gb: float,
 ) -> Row:
     """How many times longer it took with the fault than without."""
     ratios = _ratios(faulty, clean)
     return _row(client, against, clean, faulty, "time", ratios, target, gb)
 
 
-def _ratios(above: list[Run], below: list[Run]) -> list[float]:
+def _ratios(above: list[ClientRun], below: list[ClientRun]) -> list[float]:
     return round_ratios([run.seconds for run in above], [run.seconds for run in below])
 
 
 def _row(
     client: str,
     peer: str,
-    theirs: list[Run],
-    ours: list[Run],
+    theirs: list[ClientRun],
+    ours: list[ClientRun],
     ratio_of: str,
     ratios: list[float],
     target: str,
     gb: float,
 ) -> Row:
-    def median(runs: list[Run], name: str) -> float:
-        return round(statistics.median(getattr(run, name) for run in runs), 3)
+    def median(runs: list[ClientRun], name: str) -> float:
+        values: list[float] = [getattr(run, name) for run in runs]
+        return round(statistics.median(values), 3)
 
     return Row(
         client,

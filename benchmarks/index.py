@@ -5,7 +5,6 @@ python benchmarks/index.py --rounds 5
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import resource
@@ -15,6 +14,8 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,45 +23,56 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.bench import (
     CACHE,
+    BenchFlags,
     interleave,
     make_data,
-    make_parser,
     median,
+    rounds_flag,
     write_result,
 )
 from benchmarks.extract_doc import index_tables
 from dataset.archive.index import build_index
 from dataset.archive.index_file import TarIndex
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 
 MEAN_IMAGE = 110_000
 NUM_CLASSES, PER_CLASS = 1000, 1281
 TRAIN = "ILSVRC2012_img_train.tar"
 
 
+@dataclass(frozen=True, kw_only=True)
+class IndexFlags(BenchFlags):
+    """The flags of benchmarks/index.py."""
+
+    rounds: int = rounds_flag(5)
+    classes: int = flag(NUM_CLASSES, "of 1281 images, default 1000")
+    tmpfs: Path = flag(Path("/dev/shm"), "5 GB of it for a while; /dev/shm")
+
+
 def main() -> int:
-    args = _parse_args()
+    flags = parse_flags(IndexFlags, make_parser(__doc__))
     CACHE.mkdir(parents=True, exist_ok=True)
     result = {
-        "rounds": args.rounds,
-        "growth": _growth(args.rounds, args.classes, args.tmpfs),
-        "real_bytes": _real_bytes(args.rounds),
+        "rounds": flags.rounds,
+        "growth": _growth(flags.rounds, flags.classes, flags.tmpfs),
+        "real_bytes": _real_bytes(flags.rounds),
     }
     print(index_tables(result))
-    print("\nwritten to", write_result("index", result, args))
+    print("\nwritten to", write_result("index", result, flags))
     return 0
 
 
 def _growth(rounds: int, most_classes: int, tmpfs: Path) -> list[dict[str, Any]]:
     """Sparse tars of up to the real number of images: cost an image, warm and cold, and memory."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for num_classes in (most_classes // 8, most_classes // 4, most_classes // 2, most_classes):
         # Cold once, on the smallest: two minutes for every million images, all of it waiting.
         cold = None if rows else _cold_s(num_classes)
         with tempfile.TemporaryDirectory(prefix="trainyard-index-", dir=tmpfs) as folder:
             tar = Path(folder) / "sparse.tar"
             write_sparse_tar(tar, num_classes, PER_CLASS)
-            warm = [_in_child(lambda tar=tar: _index(tar)) for _ in range(rounds)]
+            warm = [_in_child(partial(_index, tar)) for _ in range(rounds)]
         num = num_classes * PER_CLASS
         rows.append(
             {
@@ -199,17 +211,6 @@ def _seconds(call: Callable[[], object]) -> float:
     start_s = time.perf_counter()
     call()
     return time.perf_counter() - start_s
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = make_parser(__doc__, rounds=5)
-    parser.add_argument(
-        "--classes", type=int, default=NUM_CLASSES, help="of 1281 images, default 1000"
-    )
-    parser.add_argument(
-        "--tmpfs", type=Path, default=Path("/dev/shm"), help="5 GB of it for a while; /dev/shm"
-    )
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

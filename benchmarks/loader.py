@@ -17,6 +17,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,18 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from benchmarks.bench import (
+    BenchFlags,
     Table,
     describe_ratio,
     interleave,
     make_data,
-    make_parser,
     median,
     report,
+    rounds_flag,
 )
-from benchmarks.reference import make_loader, pil_steps
+from benchmarks.reference_loop import make_loader, pil_steps
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 from train.data.batches import Images, Item
 from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder
 from train.data.loader import load_batches
@@ -59,19 +62,25 @@ PLACEMENT = Placement(torch.device("cpu"), "fp32", channels_last=True)
 Loader = Callable[[], Iterable[Any]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoaderFlags(BenchFlags):
+    """The flags of benchmarks/loader.py."""
+
+    rounds: int = rounds_flag(5)
+    images_per_class: int = flag(160, "of 8 classes")
+
+
 def main() -> int:
-    parser = make_parser(__doc__, rounds=5)
-    parser.add_argument("--images-per-class", type=int, default=160, help="of 8 classes")
-    args = parser.parse_args()
+    flags = parse_flags(LoaderFlags, make_parser(__doc__))
     torch.set_num_threads(1)
     keep_freed_memory()  # as a run on a CPU does; here for all loaders
-    folder = make_data(8, args.images_per_class, args.images_per_class // 2, "500x375")
+    folder = make_data(8, flags.images_per_class, flags.images_per_class // 2, "500x375")
     data = open_dataset(folder / "ILSVRC2012_img_train.tar", None)
-    result: dict[str, Any] = {"rounds": args.rounds, "pixels": compare_pixels(data)}
+    result: dict[str, Any] = {"rounds": flags.rounds, "pixels": compare_pixels(data)}
     for split in ("train", "val"):
         cases = {name: rate(loader) for name, loader in make_loaders(folder, data, split).items()}
-        result[split] = interleave(cases, args.rounds)
-    return report("loader", result, tables, args)
+        result[split] = interleave(cases, flags.rounds)
+    return report("loader", result, tables, flags)
 
 
 def make_loaders(folder: Path, data: Dataset, split: str) -> dict[str, Loader]:
@@ -115,7 +124,8 @@ def _tv_io(root: Path, split: str) -> Iterable[Any]:
     rgb = torchvision.io.ImageReadMode.RGB
 
     def read(path: str) -> torch.Tensor:
-        return torchvision.io.decode_jpeg(torchvision.io.read_file(path), mode=rgb)
+        image: torch.Tensor = torchvision.io.decode_jpeg(torchvision.io.read_file(path), mode=rgb)
+        return image
 
     images = torchvision.datasets.ImageFolder(str(root), v2.Compose(crop), loader=read)
     return DataLoader(images, BATCH, shuffle=split == "train", num_workers=WORKERS)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.bench import (
+    BenchFlags,
     Table,
     describe_ratio,
     interleave,
     make_data,
-    make_parser,
     median,
     report,
+    rounds_flag,
 )
 from benchmarks.loader import BATCH, WORKERS, load_ours, rate
 from dataset.errors import run_command
+from dataset.flags import make_parser, parse_flags
 from train.data.loader import count_readers
 from train.data.sources import Source
 from train.data.splits import Dataset, open_dataset
@@ -60,9 +62,15 @@ class SlowSource:
         return self._source.read(index)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LatencyFlags(BenchFlags):
+    """The flags of benchmarks/loader_latency.py."""
+
+    rounds: int = rounds_flag(5)
+
+
 def main() -> int:
-    parser = make_parser(__doc__, rounds=5)
-    args = parser.parse_args()
+    flags = parse_flags(LatencyFlags, make_parser(__doc__))
     torch.set_num_threads(1)
     folder = make_data(8, 160, 80, "500x375")
     data = open_dataset(folder / "ILSVRC2012_img_train.tar", None)
@@ -71,8 +79,8 @@ def main() -> int:
         for delay_ms in DELAYS_MS
         for name, case in make_cases(data, delay_ms).items()
     }
-    result = {"rounds": args.rounds, "images_per_s": interleave(cases, args.rounds)}
-    return report("loader_latency", result, tables, args)
+    result = {"rounds": flags.rounds, "images_per_s": interleave(cases, flags.rounds)}
+    return report("loader_latency", result, tables, flags)
 
 
 def make_cases(data: Dataset, delay_ms: int) -> dict[str, Callable[[], float]]:

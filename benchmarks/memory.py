@@ -12,36 +12,35 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.bench import (
-    CACHE,
-    ROOT,
-    Table,
-    make_data,
-    make_parser,
-    median,
-    report,
-)
+from benchmarks.bench import CACHE, ROOT, RecordFlags, Table, make_data, median, report
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 
 DECODERS = {"kernel": "kernel, 2 threads", "pil": "Pillow, 2 worker processes"}
 VALIDATED = ": val acc1"  # in the trainer's line of an epoch
 TARGET = 1.05
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemoryFlags(RecordFlags):
+    """The flags of benchmarks/memory.py."""
+
+    epochs: int = flag(20, None)
+
+
 def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--epochs", type=int, default=20)
-    args = parser.parse_args()
+    flags = parse_flags(MemoryFlags, make_parser(__doc__))
     data = make_data(8, 32, 16, "500x375") / "ILSVRC2012_img_train.tar"
-    result: dict[str, Any] = {"rounds": 1, "epochs": args.epochs, "rss_mb": {}}
+    result: dict[str, Any] = {"rounds": 1, "epochs": flags.epochs, "rss_mb": {}}
     for decoder, name in DECODERS.items():
-        result["rss_mb"][name] = watch_run(data, decoder, args.epochs)
-    return report("memory", result, tables, args)
+        result["rss_mb"][name] = watch_run(data, decoder, flags.epochs)
+    return report("memory", result, tables, flags)
 
 
 def watch_run(data: Path, decoder: str, epochs: int) -> dict[str, list[float]]:

@@ -12,7 +12,6 @@ a tar of --environment-mb with many small files stands for the environment.
 
 from __future__ import annotations
 
-import argparse
 import io
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from argparse import SUPPRESS
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,15 +31,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.bench import (
     ROOT,
+    BenchFlags,
     Table,
     describe_ratio,
     make_data,
-    make_parser,
     median,
     report,
+    rounds_flag,
 )
-from benchmarks.link import serve_folder
+from benchmarks.slow_server import serve_folder
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 
 TARS = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "valprep.sh")
 ENVIRONMENT = "environment.tar"
@@ -63,7 +65,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Study:
+class PlacementStudy:
     """What all placements share."""
 
     url: str
@@ -114,7 +116,7 @@ class Study:
         return total
 
 
-def alone(study: Study, names: tuple[str, ...]) -> Costs:
+def alone(study: PlacementStudy, names: tuple[str, ...]) -> Costs:
     """Each job fetches and extracts for itself, and cleans up."""
 
     def job(number: int) -> Costs:
@@ -127,7 +129,7 @@ def alone(study: Study, names: tuple[str, ...]) -> Costs:
     return study.in_slots([partial(job, number) for number in range(study.jobs)])
 
 
-def shared(study: Study, extract: bool) -> Costs:
+def shared(study: PlacementStudy, extract: bool) -> Costs:
     """One copy is staged for all, extracted or as the tar that it came as."""
     folder = study.work / "shared"
     total = study.stage_in(folder, TARS, extract)
@@ -136,7 +138,7 @@ def shared(study: Study, extract: bool) -> Costs:
     return total
 
 
-def clustered(study: Study) -> Costs:
+def clustered(study: PlacementStudy) -> Costs:
     """One larger job a slot: it stages once and does the work of many."""
 
     def cluster(slot: int) -> Costs:
@@ -149,7 +151,7 @@ def clustered(study: Study) -> Costs:
     return study.in_slots([partial(cluster, slot) for slot in range(study.slots)])
 
 
-PLACEMENTS: dict[str, Callable[[Study], Costs]] = {
+PLACEMENTS: dict[str, Callable[[PlacementStudy], Costs]] = {
     "each job for itself (baseline)": lambda study: alone(study, (*TARS, ENVIRONMENT)),
     "environment on the worker": lambda study: alone(study, TARS),
     "shared folder": lambda study: shared(study, extract=True),
@@ -158,32 +160,48 @@ PLACEMENTS: dict[str, Callable[[Study], Costs]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlacementFlags(BenchFlags):
+    """The flags of benchmarks/placement.py."""
+
+    rounds: int = rounds_flag(3)
+    jobs: int = flag(8, None)
+    slots: int = flag(2, "jobs that run at once")
+    images_per_class: int = flag(50, f"of {NUM_CLASSES} classes")
+    link_mb_s: float = flag(50.0, "of all transfers together")
+    environment_mb: float = flag(50.0, "about what the data weighs")
+    result_mb: float = flag(10.0, None)
+    job: Path | None = flag(None, SUPPRESS)
+
+
 def main() -> int:
-    args = _parser().parse_args()
-    if args.job is not None:
-        print(decode_all(args.job))
+    flags = parse_flags(PlacementFlags, make_parser(__doc__))
+    if flags.job is not None:
+        print(decode_all(flags.job))
         return 0
-    data = make_data(NUM_CLASSES, args.images_per_class, 10, "500x375")
-    make_environment(data / ENVIRONMENT, args.environment_mb)
+    data = make_data(NUM_CLASSES, flags.images_per_class, 10, "500x375")
+    make_environment(data / ENVIRONMENT, flags.environment_mb)
     results: dict[str, list[Costs]] = {name: [] for name in PLACEMENTS}
-    for number in range(args.rounds):
+    for number in range(flags.rounds):
         for name, place in PLACEMENTS.items():
-            results[name].append(measure(place, data, args))
+            results[name].append(measure(place, data, flags))
             seconds = results[name][-1].makespan_s
-            print(f"round {number + 1}/{args.rounds}: {name}: {seconds:.1f} s", file=sys.stderr)
-    settings = {k: v for k, v in vars(args).items() if k not in ("job", "rounds", "save", "out")}
+            print(f"round {number + 1}/{flags.rounds}: {name}: {seconds:.1f} s", file=sys.stderr)
+    settings = {k: v for k, v in vars(flags).items() if k not in ("job", "rounds", "save", "out")}
     costs = {name: [vars(found) for found in rounds] for name, rounds in results.items()}
-    result = {"rounds": args.rounds, "settings": settings, "costs": costs}
-    return report("placement", result, tables, args)
+    result = {"rounds": flags.rounds, "settings": settings, "costs": costs}
+    return report("placement", result, tables, flags)
 
 
-def measure(place: Callable[[Study], Costs], data: Path, args: argparse.Namespace) -> Costs:
+def measure(place: Callable[[PlacementStudy], Costs], data: Path, flags: PlacementFlags) -> Costs:
     """One placement from an empty disk to the last result."""
     with (
         tempfile.TemporaryDirectory(prefix="placement-") as work,
-        serve_folder(data, args.link_mb_s * 1e6) as link,
+        serve_folder(data, flags.link_mb_s * 1e6) as link,
     ):
-        study = Study(link.url, Path(work), args.jobs, args.slots, int(args.result_mb * 1e6))
+        study = PlacementStudy(
+            link.url, Path(work), flags.jobs, flags.slots, int(flags.result_mb * 1e6)
+        )
         begin_s = time.monotonic()
         costs = place(study)
         costs.makespan_s = time.monotonic() - begin_s
@@ -250,19 +268,6 @@ def run_script(name: str, *arguments: str | Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{name} failed: {done.stderr.strip()}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__, rounds=3)
-    add = parser.add_argument
-    add("--jobs", type=int, default=8)
-    add("--slots", type=int, default=2, help="jobs that run at once")
-    add("--images-per-class", type=int, default=50, help=f"of {NUM_CLASSES} classes")
-    add("--link-mb-s", type=float, default=50.0, help="of all transfers together")
-    add("--environment-mb", type=float, default=50.0, help="about what the data weighs")
-    add("--result-mb", type=float, default=10.0)
-    add("--job", type=Path, help=argparse.SUPPRESS)
-    return parser
 
 
 if __name__ == "__main__":

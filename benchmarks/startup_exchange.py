@@ -27,51 +27,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from benchmarks.bench import (
-    ROOT,
-    Table,
-    make_parser,
-    median,
-    report,
-)
+from benchmarks.bench import BenchFlags, Table, measure_beside_service, median, report, rounds_flag
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 from train.ranks.comm import Comm
 from train.ranks.cpus import own_binding
 from train.ranks.launch import detect_launch
 
 RANKS, NUM_NODES = (1, 2, 4, 8, 16), 4
+MEASURE = "tests.cluster.slurm.startup_steps"  # starts SLURM, and the steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeFlags(BenchFlags):
+    """The flags of benchmarks/startup_exchange.py."""
+
+    rounds: int = rounds_flag(5)
+    task: Path | None = flag(None, "used by the benchmark itself: be a task")
 
 
 def main() -> int:
-    parser = make_parser(__doc__, rounds=5)
-    parser.add_argument("--task", type=Path, help="used by the benchmark itself: be a task")
-    args = parser.parse_args()
-    if args.task:
-        return be_task(args.task, args.rounds)
-    from tests.cluster.slurm import service
-
-    service.up()
-    try:
-        seconds = {str(n): run_step(n, args.rounds) for n in RANKS}
-    finally:
-        service.down()
-    result = {"rounds": args.rounds, "seconds": seconds, "load_1min": os.getloadavg()[0]}
-    return report("startup_exchange", result, tables, args)
-
-
-def run_step(num_ranks: int, rounds: int) -> list[float]:
-    """Seconds of each round of a SLURM step with so many tasks on up to four nodes."""
-    from tests.cluster.slurm.service import srun
-
-    folder = ROOT / ".cache" / "benchmarks" / f"startup-{num_ranks}-{time.time_ns()}"
-    folder.mkdir(parents=True)
-    size = [f"--nodes={min(num_ranks, NUM_NODES)}", f"--ntasks={num_ranks}"]
-    command = [sys.executable, __file__, "--task", folder, "--rounds", str(rounds)]
-    done = srun(*size, *command, timeout_s=1200, env={"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
-    assert len(ranks) == num_ranks, ranks
-    return [max(times) for times in zip(*ranks, strict=True)]
+    flags = parse_flags(ExchangeFlags, make_parser(__doc__))
+    if flags.task:
+        return be_task(flags.task, flags.rounds)
+    seconds = measure_beside_service(MEASURE, "--rounds", flags.rounds)
+    result = {"rounds": flags.rounds, "seconds": seconds, "load_1min": os.getloadavg()[0]}
+    return report("startup_exchange", result, tables, flags)
 
 
 def be_task(folder: Path, rounds: int) -> int:

@@ -23,15 +23,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.bench import (
+    BenchFlags,
     Table,
     describe_ratio,
     interleave,
-    make_parser,
     median,
     report,
+    rounds_flag,
 )
-from benchmarks.held import Case, Held
-from benchmarks.ours import (
+from benchmarks.case_process import Case, CaseProcess
+from benchmarks.reference_loop import ReferenceLoop
+from benchmarks.trainer_step import (
     CPU,
     NUM_CLASSES,
     make_labels,
@@ -40,8 +42,8 @@ from benchmarks.ours import (
     make_trainer,
     normalise_for_reference,
 )
-from benchmarks.reference import ReferenceLoop
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 from train.device import keep_freed_memory, prefers_channels_last
 from train.ranks.comm import Comm
 from train.ranks.launch import detect_launch
@@ -73,16 +75,22 @@ class Task:
 TASKS = (Task(224, "resnet50", 8, 1), Task(64, "resnet18", 32, 4))
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepFlags(BenchFlags):
+    """The flags of benchmarks/step.py."""
+
+    rounds: int = rounds_flag(10)
+    threads: int = flag(2, None)
+    compile: bool = flag(False, "also with --compile (minutes)")
+
+
 def main() -> int:
-    parser = make_parser(__doc__, rounds=10)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="also with --compile (minutes)")
-    args = parser.parse_args()
-    result: dict[str, Any] = {"threads": args.threads, "rounds": args.rounds}
+    flags = parse_flags(StepFlags, make_parser(__doc__))
+    result: dict[str, Any] = {"threads": flags.threads, "rounds": flags.rounds}
     for task in TASKS:
-        ways = name_ways(task, args.compile)
-        result[str(task.size)] = describe(task, measure(task, ways, args.rounds, args.threads))
-    return report("step", result, tables, args)
+        ways = name_ways(task, flags.compile)
+        result[str(task.size)] = describe(task, measure(task, ways, flags.rounds, flags.threads))
+    return report("step", result, tables, flags)
 
 
 def name_ways(task: Task, use_compile: bool) -> dict[str, Measures | None]:
@@ -102,17 +110,17 @@ def measure(
     task: Task, ways: dict[str, Measures | None], rounds: int, threads: int
 ) -> dict[str, list[float]]:
     """Seconds a step of each way, round by round."""
-    held: dict[str, Held] = {}
+    processes: dict[str, CaseProcess] = {}
     try:
         for name, measures in ways.items():
-            held[name] = Held(make_case, task, measures, threads)
-        for process in held.values():
+            processes[name] = CaseProcess(make_case, task, measures, threads)
+        for process in processes.values():
             process.ask("warm up")
             process.ask("warm up")
-        cases = {name: partial(process.ask, "steps") for name, process in held.items()}
+        cases = {name: partial(process.ask, "steps") for name, process in processes.items()}
         return interleave(cases, rounds)
     finally:
-        for process in held.values():
+        for process in processes.values():
             process.close()
 
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.bench import (
     CACHE,
     ROOT,
+    BenchFlags,
     Table,
     describe_ratio,
     interleave,
     make_data,
-    make_parser,
     median,
     report,
+    rounds_flag,
 )
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 
 ARCH, BATCH = "resnet50", 8
 STARTS, STEPPED = " in microbatches of ", "step 1/"  # in the trainer's lines
@@ -41,11 +44,17 @@ USUAL = "tar with index"
 PARTS = ("imports", "preparation", "first batch and step")
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstStepFlags(BenchFlags):
+    """The flags of benchmarks/time_to_first_step.py."""
+
+    rounds: int = rounds_flag(3)
+    images_per_class: int = flag(160, "of 8 classes")
+
+
 def main() -> int:
-    parser = make_parser(__doc__, rounds=3)
-    parser.add_argument("--images-per-class", type=int, default=160, help="of 8 classes")
-    args = parser.parse_args()
-    folder = make_data(8, args.images_per_class, args.images_per_class // 2, "500x375")
+    flags = parse_flags(FirstStepFlags, make_parser(__doc__))
+    folder = make_data(8, flags.images_per_class, flags.images_per_class // 2, "500x375")
     tar = folder / "ILSVRC2012_img_train.tar"
     cases = {
         "folder": partial(time_start, folder, True),
@@ -53,10 +62,10 @@ def main() -> int:
         "tar without index": partial(time_start, tar, False),
     }
     time_start(tar, True)  # warms the caches
-    result: dict[str, Any] = {"arch": ARCH, "batch": BATCH, "rounds": args.rounds}
-    result |= {"images": 12 * args.images_per_class, "parts_s": interleave(cases, args.rounds)}
+    result: dict[str, Any] = {"arch": ARCH, "batch": BATCH, "rounds": flags.rounds}
+    result |= {"images": 12 * flags.images_per_class, "parts_s": interleave(cases, flags.rounds)}
     print("\n" + name_largest(result))
-    return report("time_to_first_step", result, tables, args)
+    return report("time_to_first_step", result, tables, flags)
 
 
 def time_start(data: Path, has_index: bool) -> list[float]:

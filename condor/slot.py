@@ -39,7 +39,7 @@ def read_ad(path: str | None) -> dict[str, str]:
     return {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
 
 
-def has_torch() -> None:
+def require_torch() -> None:
     """Fails unless this Python can run the trainer."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing or sys.version_info < (3, 10):
@@ -149,6 +149,8 @@ def verify(code: int) -> int:
     if problem:
         print(f"error: {problem}", file=sys.stderr)
         code = 3 if code == 0 else 75
+    if code == 85:
+        keep_newest_checkpoint()
     if code != 0:
         for model in OUT.glob("*.pt"):
             model.unlink()
@@ -157,29 +159,37 @@ def verify(code: int) -> int:
     return code
 
 
+def list_checkpoints() -> list[Path]:
+    """The checkpoints in out/, the newest last."""
+    return sorted((OUT / "ckpt").glob("step-*.pt"))
+
+
 def find_standstill() -> str:
     """Why a stop made no progress, or an empty string: such a job would be restarted for ever."""
-    steps = sorted((OUT / "ckpt").glob("step-*.pt"))
+    steps = list_checkpoints()
     newest = steps[-1].name if steps else ""
     before = LAST_STEP.read_text() if LAST_STEP.exists() else ""
     if newest == before:
         return f"stopped without a step since the last checkpoint ({before or 'none'}); try again"
-    LAST_STEP.write_text(newest)
-    for old in steps[:-1]:  # each one costs a transfer
-        old.unlink()
     return ""
+
+
+def keep_newest_checkpoint() -> None:
+    """Deletes the older ones, since each costs a transfer, and notes which is the newest."""
+    steps = list_checkpoints()
+    LAST_STEP.write_text(steps[-1].name if steps else "")
+    for old in steps[:-1]:
+        old.unlink()
 
 
 def find_problem(run: Mapping[str, Any]) -> str:
     """Why out/ does not hold a trained model, or an empty string."""
+    from train.records.record import explain_untrained  # travels with the job
+
     if not run:
         return "the trainer left no run.json; no model is returned"
-    if run.get("status") != "done" or run.get("exit_code") != 0:
-        return (
-            f"run.json says {run.get('status')}, exit {run.get('exit_code')}; no model is returned"
-        )
-    if not run.get("images_trained"):
-        return "run.json says that nothing was trained; no model is returned"
+    if untrained := explain_untrained(run):
+        return f"{untrained}; no model is returned"
     models = list(OUT.glob("*.pt"))
     if len(models) != 1 or models[0].stat().st_size == 0:
         return f"out/ holds {len(models)} models, not 1; no model is returned"
@@ -199,7 +209,7 @@ def main(arguments: list[str]) -> int:
     env, question = os.environ, arguments[0] if arguments else ""
     try:
         if question == "has-torch":
-            has_torch()
+            require_torch()
         elif question == "check":
             print(check(env))
             print(name_decoder(), file=sys.stderr)

@@ -1,6 +1,7 @@
 """Bytes to images: archives, indexes, extraction, transfers. Nothing here imports torch.
 
 errors          exit codes, and the exceptions that carry them
+flags           the flags of a command, from a dataclass
 packages        whether this Python can run a command at all
 redaction       text without secrets
 untrusted       numbers and JSON that others wrote

@@ -1,21 +1,21 @@
 """Tables and pictures from records. Nothing here imports torch.
 
-table           a table as Markdown, CSV and JSON
-words           numbers and times as people read them
-record_shape    a run.json in the shape that tables rely on
-sources         who published a table
-runs            runs from folders and published tables
-differences     what differs between two runs
-fit             T(N) = a/N + b + c*log2(N)
-scaling         studies: baselines, efficiencies, predictions
-phases          where the time of each point went
-scaling_tables  the table with the published columns
-curves          loss and accuracy by epoch
-stages          what each stage used of the machine
-provenance      where the numbers of a page come from
-plots           the pictures of the page
-html            HTML from tables, pictures and words
-page            the page
+table            a table as Markdown, CSV and JSON
+words            numbers and times as people read them
+record_shape     a run.json in the shape that tables rely on
+published_table  a published CSV: its rows, and who published it
+runs             runs from folders and published tables
+differences      what differs between two runs
+fit              T(N) = a/N + b + c*log2(N)
+scaling          studies: baselines, efficiencies, predictions
+phases           where the time of each point went
+scaling_tables   the table with the published columns
+curves           loss and accuracy by epoch
+stages           what each stage used of the machine
+provenance       where the numbers of a page come from
+plots            the pictures of the page
+html             HTML from tables, pictures and words
+page             the page
 
-grid/           grid jobs: from HTCondor's event logs to the tables of the OSG study
+grid/            grid jobs: from HTCondor's event logs to the tables of the OSG study
 """

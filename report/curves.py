@@ -9,7 +9,7 @@ from typing import Any
 
 from report.plots import Chart, Curve, curve_chart
 from report.record_shape import is_number
-from report.runs import Run
+from report.runs import ReportedRun
 from report.scaling import Study
 from report.table import Cell, Column, Table
 from report.words import DeviceTime, choose_device_time, count, name_sizes
@@ -21,7 +21,7 @@ MAX_EPOCH = 10**7
 Epochs = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def load_epochs(runs: Sequence[Run]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+def load_epochs(runs: Sequence[ReportedRun]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """The epochs of each run by its id, and notes on files that cannot be used."""
     epochs: dict[str, list[dict[str, Any]]] = {}
     notes = []
@@ -69,15 +69,15 @@ def learning_charts(studies: Sequence[Study], epochs: Epochs) -> tuple[list[Char
     return [chart for chart in charts if chart is not None], note
 
 
-def _one_run_a_point(studies: Sequence[Study]) -> list[Run]:
-    runs: dict[str, Run] = {}
+def _one_run_a_point(studies: Sequence[Study]) -> list[ReportedRun]:
+    runs: dict[str, ReportedRun] = {}
     for study in studies:
         for point in study.points:
             runs.setdefault(point.first.run_id, point.first)
     return list(runs.values())
 
 
-def _curves(runs: Sequence[Run], epochs: Epochs, key: str) -> list[Curve]:
+def _curves(runs: Sequence[ReportedRun], epochs: Epochs, key: str) -> list[Curve]:
     curves = []
     for run in runs:
         lines = [line for line in epochs[run.run_id] if key in line]
@@ -136,7 +136,7 @@ def _accuracy(line: Mapping[str, Any]) -> float:
 
 
 def _row(
-    run: Run, reached: tuple[float, int] | None, best: float, time: DeviceTime
+    run: ReportedRun, reached: tuple[float, int] | None, best: float, time: DeviceTime
 ) -> tuple[Cell, ...]:
     seconds, epoch = reached or (None, None)
     hours = None if seconds is None else seconds * run.num_gpus / 3600

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from report.runs import Run
+from report.runs import ReportedRun
 
 # Fields that say where and how often, not what was trained; sizes and LR are judged apart.
 # fmt: off
@@ -21,12 +21,12 @@ _NOT_THE_RECIPE = frozenset({
 _ABSENT = "absent"
 
 
-def recipe_key(run: Run) -> str:
+def recipe_key(run: ReportedRun) -> str:
     """Equal for repeats of one point: everything that a difference would be flagged for."""
     return json.dumps([_facts(run), run.lr], sort_keys=True, default=str)
 
 
-def differences(run: Run, baseline: Run) -> list[str]:
+def differences(run: ReportedRun, baseline: ReportedRun) -> list[str]:
     """What is not as in the baseline, each as `name value (baseline value)`."""
     here, there = _facts(run), _facts(baseline)
     return [
@@ -36,7 +36,7 @@ def differences(run: Run, baseline: Run) -> list[str]:
     ]
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(run: ReportedRun) -> dict[str, Any]:
     """What two comparable runs have in common; a published row has nothing to compare."""
     if not run.record:
         return {}
@@ -51,7 +51,7 @@ def _facts(run: Run) -> dict[str, Any]:
     return facts
 
 
-def flag_learning_rates(runs: Sequence[Run]) -> list[str | None]:
+def flag_learning_rates(runs: Sequence[ReportedRun]) -> list[str | None]:
     """A flag for each run whose LR follows another rule than the second run's does.
 
     Against the first run an LR is unchanged, scaled with the batch, or something else; a table may
@@ -74,7 +74,7 @@ def flag_learning_rates(runs: Sequence[Run]) -> list[str | None]:
     return flags
 
 
-def _lr_rule(run: Run, baseline: Run) -> set[str]:
+def _lr_rule(run: ReportedRun, baseline: ReportedRun) -> set[str]:
     """The rules that an LR follows; both at the baseline's own batch."""
     if run.lr is None or baseline.lr is None:
         return set()

@@ -18,7 +18,7 @@ from report.html import (
 from report.phases import phase_table, sentences
 from report.plots import Chart, foreign_chart, has_matplotlib, phase_chart, scaling_charts
 from report.provenance import run_table, settings_tables
-from report.runs import Run
+from report.runs import ReportedRun
 from report.scaling import Study
 from report.scaling_tables import scaling_table
 from report.stages import StageFigures, stage_table
@@ -36,7 +36,7 @@ class Contents:
     """Everything that a page shows."""
 
     title: str
-    runs: Sequence[Run] = ()
+    runs: Sequence[ReportedRun] = ()
     studies: Sequence[Study] = ()
     epochs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     stages: Sequence[StageFigures] = ()

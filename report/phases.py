@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from report.scaling import Point, Study
+from report.scaling import ScalingPoint, Study
 from report.table import Cell, Column, Table
 from report.words import name_sizes
 from train.records.record import PHASES
@@ -21,7 +21,7 @@ PHASE_NAMES = {
 }
 
 
-def phase_shares(point: Point) -> dict[str, float]:
+def phase_shares(point: ScalingPoint) -> dict[str, float]:
     """Seconds of each phase of a point: the mean over ranks, then over repeats."""
     totals: dict[str, float] = defaultdict(float)
     recorded = [run for run in point.done if run.record.get("phases")]
@@ -31,7 +31,7 @@ def phase_shares(point: Point) -> dict[str, float]:
     return {name: totals[name] / len(recorded) for name in PHASES} if recorded else {}
 
 
-def lost_by_phase(point: Point, baseline: Point) -> Mapping[str, float]:
+def lost_by_phase(point: ScalingPoint, baseline: ScalingPoint) -> Mapping[str, float]:
     """Percentage points of the baseline's time that each phase adds for the same work.
 
     GPU seconds an image, phase by phase, minus the baseline's: they add up to
@@ -44,7 +44,7 @@ def lost_by_phase(point: Point, baseline: Point) -> Mapping[str, float]:
     return {name: 100 * (here[name] - there[name]) / whole for name in PHASES}
 
 
-def _phase_cost(point: Point) -> dict[str, float]:
+def _phase_cost(point: ScalingPoint) -> dict[str, float]:
     """GPU seconds an image of each phase, over the repeats."""
     images = sum(run.images or 0.0 for run in point.done)
     shares = phase_shares(point)

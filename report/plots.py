@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from report.phases import PHASE_NAMES, phase_shares
-from report.scaling import Point, Study
+from report.scaling import ScalingPoint, Study
 from report.words import to_label
 from train.records.record import PHASES
 
@@ -62,7 +62,7 @@ def scaling_charts(study: Study) -> list[Chart]:
     return [_efficiency_chart(study, points), _speedup_chart(study, points)]
 
 
-def _efficiency_chart(study: Study, points: Sequence[Point]) -> Chart:
+def _efficiency_chart(study: Study, points: Sequence[ScalingPoint]) -> Chart:
     figure, axes = _new_figure()
     _log2_axis(axes, study, [point.num_gpus for point in points])
     axes.axhline(100, color=GRID, linestyle="--", label="ideal")
@@ -76,7 +76,7 @@ def _efficiency_chart(study: Study, points: Sequence[Point]) -> Chart:
     return _finish(figure, axes, "efficiency", f"Scaling efficiency, {_name(study)}")
 
 
-def _speedup_chart(study: Study, points: Sequence[Point]) -> Chart:
+def _speedup_chart(study: Study, points: Sequence[ScalingPoint]) -> Chart:
     baseline = study.baseline
     assert baseline is not None, "drawn only for a study with a baseline"
     figure, axes = _new_figure()
@@ -155,7 +155,7 @@ def _name(study: Study) -> str:
     return " ".join(word for word in (study.gpu, study.arch, f"({study.mode})") if word)
 
 
-def _spread(point: Point, factor: float) -> tuple[float, float]:
+def _spread(point: ScalingPoint, factor: float) -> tuple[float, float]:
     """Value and error bar of a measured point, from its efficiency."""
     efficiency = point.efficiency_pct
     assert efficiency is not None, "a point that is done has an efficiency"
@@ -163,7 +163,7 @@ def _spread(point: Point, factor: float) -> tuple[float, float]:
 
 
 def _draw_points(
-    axes: Axes, points: Sequence[tuple[Point, tuple[float, float]]], colour: str, label: str
+    axes: Axes, points: Sequence[tuple[ScalingPoint, tuple[float, float]]], colour: str, label: str
 ) -> None:
     sizes = [point.num_gpus for point, _ in points]
     values, errors = zip(*(spread for _, spread in points), strict=True)
@@ -172,7 +172,7 @@ def _draw_points(
 
 
 def _draw_predictions(
-    axes: Axes, points: Sequence[Point], factor: float, by_size: bool = False
+    axes: Axes, points: Sequence[ScalingPoint], factor: float, by_size: bool = False
 ) -> None:
     """Hollow marks with the range of each prediction."""
     for index, point in enumerate(p for p in points if p.predicted_efficiency_pct):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from report.record_shape import is_number
-from report.runs import Run
+from report.runs import ReportedRun
 from report.table import Cell, Column, Table
 from report.words import count, name_sizes
 
@@ -17,7 +17,7 @@ MAX_VALUES = 6
 _PER_RUN = ("output", "deadline")  # different in every run, and of no interest
 
 
-def run_table(runs: Sequence[Run]) -> Table | None:
+def run_table(runs: Sequence[ReportedRun]) -> Table | None:
     """One row for each run, published rows excepted."""
     recorded = [run for run in runs if run.record]
     if not recorded:
@@ -41,7 +41,7 @@ def run_table(runs: Sequence[Run]) -> Table | None:
     return Table("runs", "Runs", columns, tuple(_run_row(run) for run in recorded))
 
 
-def _run_row(run: Run) -> tuple[Cell, ...]:
+def _run_row(run: ReportedRun) -> tuple[Cell, ...]:
     record = run.record
     attempts = record.get("attempts") or []
     first = attempts[0] if attempts else {}
@@ -66,7 +66,7 @@ def _run_row(run: Run) -> tuple[Cell, ...]:
     )
 
 
-def settings_tables(runs: Sequence[Run]) -> list[Table]:
+def settings_tables(runs: Sequence[ReportedRun]) -> list[Table]:
     """Settings, versions and data: what all runs share, and what differs with how many runs."""
     recorded = [run for run in runs if run.record]
     if not recorded:
@@ -93,7 +93,7 @@ def settings_tables(runs: Sequence[Run]) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(run: ReportedRun) -> dict[str, Any]:
     """Every setting, version and fact about data and code, by a name with its room."""
     facts = {name: value for name, value in run.config.items() if name not in _PER_RUN}
     facts |= {f"version of {k}": v for k, v in (run.record.get("versions") or {}).items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import CommandError, DataError, UserError
+from report.published_table import read_csv
 from report.record_shape import shape_record, shorten, to_number, to_positive, to_whole
 from train.records.record import RUN_FILE, find_runs, read_run
 
@@ -17,7 +17,7 @@ CSV_COLUMNS = ("gpu", "batch_size", "num_nodes", "num_gpus", "lr", "wall_clock_s
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One run as the tables need it; what its record lacks is None."""
 
     source: str
@@ -54,10 +54,12 @@ class Run:
         return None if self.wall_clock_s is None else self.wall_clock_s * self.num_gpus / 3600
 
 
-def load_runs(paths: Sequence[Path], epochs: int | None = None) -> tuple[list[Run], list[str]]:
+def load_runs(
+    paths: Sequence[Path], epochs: int | None = None
+) -> tuple[list[ReportedRun], list[str]]:
     """The runs at or below the paths, and notes on those that had to be left out."""
     folders = [path for path in paths if path.suffix != ".csv"]
-    runs: list[Run] = []
+    runs: list[ReportedRun] = []
     notes: list[str] = []
     for path in paths:
         if path.suffix == ".csv":
@@ -78,8 +80,8 @@ def load_runs(paths: Sequence[Path], epochs: int | None = None) -> tuple[list[Ru
     return runs, notes
 
 
-def run_from_record(record: Mapping[str, Any], source: str) -> Run:
-    """A Run from a run.json; a record without its sizes is refused by name."""
+def run_from_record(record: Mapping[str, Any], source: str) -> ReportedRun:
+    """The run of a run.json; a record without its sizes is refused by name."""
     config = record.get("config") or {}
     result = record.get("result") or {}
     num_gpus = _whole(record.get("world_size"), f"{source}: world_size")
@@ -87,7 +89,7 @@ def run_from_record(record: Mapping[str, Any], source: str) -> Run:
         value = record.get(name)
         if record.get("status") == "done" and to_positive(value) is None:
             raise DataError(f"{source}: {name} is {shorten(value)} in a run that is done")
-    return Run(
+    return ReportedRun(
         source=source,
         run_id=str(record.get("run_id") or Path(source).name),
         status=str(record.get("status")),
@@ -106,25 +108,10 @@ def run_from_record(record: Mapping[str, Any], source: str) -> Run:
     )
 
 
-def read_csv_runs(path: Path, epochs: int | None = None) -> list[Run]:
+def read_csv_runs(path: Path, epochs: int | None = None) -> list[ReportedRun]:
     """The rows of a published table; a row without a wall clock is a point still missing."""
     rows = read_csv(path, CSV_COLUMNS)
     return [_run_from_row(row, f"{path}:{line}", epochs) for line, row in rows]
-
-
-def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """The rows of a table with their line numbers, missing cells as empty text."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, restval="")
-            names = reader.fieldnames or []
-            missing = [name for name in columns if name not in names]
-            if missing:
-                needed = ",".join(columns)
-                raise UserError(f"{path} lacks the column {missing[0]}; it needs {needed}")
-            return [(reader.line_num, {name: row[name] for name in names}) for row in reader]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no CSV table ({error}); give one with {columns[0]}") from None
 
 
 def short_device(device: str) -> str:
@@ -134,9 +121,9 @@ def short_device(device: str) -> str:
     return match.group(1) if match else name or device
 
 
-def _run_from_row(row: Mapping[str, str], source: str, epochs: int | None) -> Run:
+def _run_from_row(row: Mapping[str, str], source: str, epochs: int | None) -> ReportedRun:
     wall_clock_s = _cell(row, "wall_clock_s", source)
-    return Run(
+    return ReportedRun(
         source=source,
         run_id=source,
         status="missing" if wall_clock_s is None else "done",
@@ -179,9 +166,9 @@ def _epochs(record: Mapping[str, Any]) -> float | None:
     return images / num_train if images and num_train else None
 
 
-def _drop_doubles(runs: list[Run], notes: list[str]) -> list[Run]:
+def _drop_doubles(runs: list[ReportedRun], notes: list[str]) -> list[ReportedRun]:
     """One run for each id: a copied folder must not count as a repeat."""
-    by_id: dict[str, Run] = {}
+    by_id: dict[str, ReportedRun] = {}
     for run in runs:
         other = by_id.setdefault(run.run_id, run)
         if other is run:
@@ -194,5 +181,5 @@ def _drop_doubles(runs: list[Run], notes: list[str]) -> list[Run]:
     return list(by_id.values())
 
 
-def _progress(run: Run) -> tuple[float, float]:
+def _progress(run: ReportedRun) -> tuple[float, float]:
     return run.images or 0.0, run.wall_clock_s or 0.0

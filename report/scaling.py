@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from report.differences import differences, flag_learning_rates, recipe_key
 from report.fit import Interval, ScalingFit, fit_scaling
-from report.runs import Run
+from report.runs import ReportedRun
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalingPoint:
     """One size of a study: its runs that are done, or the reason why there is none."""
 
-    runs: tuple[Run, ...]
-    done: tuple[Run, ...]
+    runs: tuple[ReportedRun, ...]
+    done: tuple[ReportedRun, ...]
     mode: str  # weak, strong, mixed, or baseline
     wall_clock_s: Spread | None = None
     images_per_s: Spread | None = None
@@ -38,7 +38,7 @@ class Point:
     flags: tuple[str, ...] = ()
 
     @property
-    def first(self) -> Run:
+    def first(self) -> ReportedRun:
         return (self.done or self.runs)[0]
 
     @property
@@ -53,8 +53,8 @@ class Study:
     gpu: str
     arch: str
     mode: str
-    baseline: Point | None
-    points: tuple[Point, ...]
+    baseline: ScalingPoint | None
+    points: tuple[ScalingPoint, ...]
     fit: ScalingFit | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -74,9 +74,9 @@ class Study:
         return "processes" if self.gpu == "cpu" else "GPUs"
 
 
-def build_studies(runs: Sequence[Run], predict: Sequence[int] = ()) -> list[Study]:
+def build_studies(runs: Sequence[ReportedRun], predict: Sequence[int] = ()) -> list[Study]:
     """The studies in the runs: one for each device, model, baseline and way of scaling."""
-    groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[ReportedRun]] = defaultdict(list)
     for run in runs:
         groups[run.gpu, run.arch, str(run.config.get("image_size"))].append(run)
     return [
@@ -86,7 +86,7 @@ def build_studies(runs: Sequence[Run], predict: Sequence[int] = ()) -> list[Stud
     ]
 
 
-def _studies_of_group(runs: list[Run], predict: Sequence[int]) -> list[Study]:
+def _studies_of_group(runs: list[ReportedRun], predict: Sequence[int]) -> list[Study]:
     """Each baseline with the points that scale from it weakly, and those that do so strongly."""
     points = _group_repeats(runs)
     measured = [point for point in points if point.done]
@@ -94,7 +94,7 @@ def _studies_of_group(runs: list[Run], predict: Sequence[int]) -> list[Study]:
         return [Study(runs[0].gpu, runs[0].arch, "no finished run", None, tuple(points))]
     smallest = min(point.num_gpus for point in measured)
     baselines = [point for point in measured if point.num_gpus == smallest]
-    families: dict[tuple[int, str], list[Point]] = defaultdict(list)
+    families: dict[tuple[int, str], list[ScalingPoint]] = defaultdict(list)
     for point in points:
         if not any(point is baseline for baseline in baselines):
             index, mode = _choose_baseline(point, baselines)
@@ -108,19 +108,19 @@ def _studies_of_group(runs: list[Run], predict: Sequence[int]) -> list[Study]:
     ]
 
 
-def _group_repeats(runs: list[Run]) -> list[Point]:
+def _group_repeats(runs: list[ReportedRun]) -> list[ScalingPoint]:
     """Runs of one size, batch and recipe are repeats of one point."""
-    groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[ReportedRun]] = defaultdict(list)
     for run in runs:
         key = (run.num_gpus, run.num_nodes, run.batch_size, recipe_key(run))
         groups[key].append(run)
     return [
-        _measure(Point(tuple(group), tuple(run for run in group if run.is_done), "baseline"))
+        _measure(ScalingPoint(tuple(group), tuple(run for run in group if run.is_done), "baseline"))
         for _, group in sorted(groups.items(), key=lambda item: item[0][:3])
     ]
 
 
-def _measure(point: Point) -> Point:
+def _measure(point: ScalingPoint) -> ScalingPoint:
     done = point.done
     return replace(
         point,
@@ -130,7 +130,7 @@ def _measure(point: Point) -> Point:
     )
 
 
-def _end_to_end(run: Run) -> float | None:
+def _end_to_end(run: ReportedRun) -> float | None:
     """Images a second over the whole run, start-up and evaluation included."""
     return run.images / run.wall_clock_s if run.images and run.wall_clock_s else None
 
@@ -143,7 +143,7 @@ def _spread(values: Sequence[float | None]) -> Spread | None:
     return Spread(statistics.fmean(known), std, len(known))
 
 
-def _choose_baseline(point: Point, baselines: list[Point]) -> tuple[int, str]:
+def _choose_baseline(point: ScalingPoint, baselines: list[ScalingPoint]) -> tuple[int, str]:
     """The baseline with the same batch a GPU, else the same batch, else the most alike one."""
     modes = [_mode(point.first, baseline.first) for baseline in baselines]
     order = {"weak": 0, "strong": 1, "mixed": 2}
@@ -154,14 +154,14 @@ def _choose_baseline(point: Point, baselines: list[Point]) -> tuple[int, str]:
     return best, modes[best]
 
 
-def _mode(run: Run, baseline: Run) -> str:
+def _mode(run: ReportedRun, baseline: ReportedRun) -> str:
     if run.batch_size * baseline.num_gpus == baseline.batch_size * run.num_gpus:
         return "weak"
     return "strong" if run.batch_size == baseline.batch_size else "mixed"
 
 
 def _finish_study(
-    baseline: Point, mode: str, members: list[Point], predict: Sequence[int]
+    baseline: ScalingPoint, mode: str, members: list[ScalingPoint], predict: Sequence[int]
 ) -> Study:
     """The study with its efficiencies, its fit, and predictions for what is missing."""
     points = [baseline, *members]
@@ -181,8 +181,8 @@ def _finish_study(
 
 
 def _wanted(
-    baseline: Point, mode: str, points: Sequence[Point], predict: Sequence[int]
-) -> list[Point]:
+    baseline: ScalingPoint, mode: str, points: Sequence[ScalingPoint], predict: Sequence[int]
+) -> list[ScalingPoint]:
     """Points that were asked for by their GPU count alone."""
     run = baseline.first
     per_gpu, gpus_per_node = run.batch_size // run.num_gpus, run.num_gpus // run.num_nodes or 1
@@ -204,13 +204,12 @@ def _wanted(
             acc1=None,
             acc5=None,
         )
-        wanted.append(Point((missing,), (), mode))
+        wanted.append(ScalingPoint((missing,), (), mode))
     return wanted
 
 
-def _with_efficiency(point: Point, baseline: Point) -> Point:
+def _with_efficiency(point: ScalingPoint, baseline: ScalingPoint) -> ScalingPoint:
     """Images a second a GPU, against the baseline's: T1 / (TN x N) when the images are equal."""
-    speeds = [_speed(run, baseline) for run in point.done]
     base = _spread([_speed(run, baseline) for run in baseline.done])
     steady_base = baseline.steady_images_per_s
     assert base is not None, "a baseline is a point that is done"
@@ -218,14 +217,14 @@ def _with_efficiency(point: Point, baseline: Point) -> Point:
     steady = [run.steady_images_per_s for run in point.done]
     return replace(
         point,
-        efficiency_pct=_spread([scale * speed / base.mean for speed in speeds]),
+        efficiency_pct=_spread([scale * _speed(run, baseline) / base.mean for run in point.done]),
         steady_efficiency_pct=_spread([scale * s / steady_base.mean for s in steady if s])
         if steady_base
         else None,
     )
 
 
-def _speed(run: Run, baseline: Point) -> float:
+def _speed(run: ReportedRun, baseline: ScalingPoint) -> float:
     """Images a second, or runs a second where a published table does not count its images."""
     assert run.wall_clock_s is not None, "only runs that are done have a speed"
     if run.images is None or any(base.images is None for base in baseline.done):
@@ -233,7 +232,7 @@ def _speed(run: Run, baseline: Point) -> float:
     return run.images / run.wall_clock_s
 
 
-def _fit_points(measured: Sequence[Point], baseline: Point) -> ScalingFit | None:
+def _fit_points(measured: Sequence[ScalingPoint], baseline: ScalingPoint) -> ScalingFit | None:
     """The curve through the mean time of each size, for the baseline's number of images."""
     by_size: dict[int, list[float]] = defaultdict(list)
     for point in measured:
@@ -242,13 +241,15 @@ def _fit_points(measured: Sequence[Point], baseline: Point) -> ScalingFit | None
     return fit_scaling(sizes, [statistics.fmean(by_size[size]) for size in sizes])
 
 
-def _comparable_s(run: Run, baseline: Point) -> float:
+def _comparable_s(run: ReportedRun, baseline: ScalingPoint) -> float:
     """Wall clock of a run as if it had trained as many images as the baseline."""
     images = baseline.first.images
     return (images if images and run.images else 1.0) / _speed(run, baseline)
 
 
-def _with_prediction(point: Point, baseline: Point, fit: ScalingFit | None) -> Point:
+def _with_prediction(
+    point: ScalingPoint, baseline: ScalingPoint, fit: ScalingFit | None
+) -> ScalingPoint:
     if point.done or fit is None:
         return point
     interval = fit.predict_interval(point.num_gpus)
@@ -264,14 +265,13 @@ def _with_prediction(point: Point, baseline: Point, fit: ScalingFit | None) -> P
     return replace(point, predicted_s=interval, predicted_efficiency_pct=in_pct)
 
 
-def _flags(point: Point, baseline: Point, lr_flag: str | None) -> tuple[str, ...]:
+def _flags(point: ScalingPoint, baseline: ScalingPoint, lr_flag: str | None) -> tuple[str, ...]:
     """What a reader must know about a row."""
     flags = []
     if point.predicted_s is not None:
         flags.append("predicted")
     if not point.done:
-        statuses = {run.status for run in point.runs} - {"missing"}
-        flags += sorted(statuses)
+        flags += sorted({run.status for run in point.runs} - {"missing"})
     if lr_flag:
         flags.append(lr_flag)
     if point.done:
@@ -283,7 +283,10 @@ def _flags(point: Point, baseline: Point, lr_flag: str | None) -> tuple[str, ...
 
 
 def _notes(
-    measured: Sequence[Point], baseline: Point, points: Sequence[Point], fit: ScalingFit | None
+    measured: Sequence[ScalingPoint],
+    baseline: ScalingPoint,
+    points: Sequence[ScalingPoint],
+    fit: ScalingFit | None,
 ) -> tuple[str, ...]:
     notes = []
     if len({point.num_gpus for point in measured}) == 1:

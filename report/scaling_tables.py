@@ -8,8 +8,8 @@ from pathlib import Path
 
 from report.fit import Interval
 from report.phases import sentences
-from report.scaling import Point, Spread, Study
-from report.sources import cite
+from report.published_table import cite
+from report.scaling import ScalingPoint, Spread, Study
 from report.table import Cell, Column, Table, Value
 from report.words import DeviceTime, choose_device_time, name_sizes
 
@@ -68,7 +68,7 @@ def _caption(study: Study) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _cells(point: Point, time: DeviceTime) -> tuple[Cell, ...]:
+def _cells(point: ScalingPoint, time: DeviceTime) -> tuple[Cell, ...]:
     run = point.first
     acc1, acc5 = _accuracies(point)
     hours = _gpu_hours(point)
@@ -89,7 +89,7 @@ def _cells(point: Point, time: DeviceTime) -> tuple[Cell, ...]:
     )
 
 
-def _time_cells(point: Point) -> tuple[Cell, Cell]:
+def _time_cells(point: ScalingPoint) -> tuple[Cell, Cell]:
     """Wall clock in seconds and as h:m:s, measured or predicted."""
     if point.predicted_s is not None:
         value = point.predicted_s.value
@@ -100,7 +100,7 @@ def _time_cells(point: Point) -> tuple[Cell, Cell]:
     return _cell(seconds, _decimals(seconds)), Cell(to_hms(seconds.mean), seconds.mean)
 
 
-def _efficiency_cell(point: Point) -> Cell:
+def _efficiency_cell(point: ScalingPoint) -> Cell:
     predicted = point.predicted_efficiency_pct
     if predicted is not None:
         return Cell(_range(predicted, 1, " %"), predicted.value)
@@ -115,7 +115,7 @@ def _cell(spread: Spread | None, decimals: int, unit: str = "") -> Cell:
     return Cell(f"{spread.mean:.{decimals}f}{std}{unit}", spread.mean)
 
 
-def _data(point: Point) -> dict[str, Value]:
+def _data(point: ScalingPoint) -> dict[str, Value]:
     """The row of the CSV: the ten published columns as they are published, then ours."""
     run, seconds, efficiency = point.first, point.wall_clock_s, point.efficiency_pct
     acc1, acc5 = _accuracies(point)
@@ -161,7 +161,7 @@ def to_hms(seconds: float) -> str:
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def _accuracies(point: Point) -> tuple[Spread | None, Spread | None]:
+def _accuracies(point: ScalingPoint) -> tuple[Spread | None, Spread | None]:
     return _mean_of([run.acc1 for run in point.done]), _mean_of([run.acc5 for run in point.done])
 
 
@@ -170,7 +170,7 @@ def _mean_of(values: Sequence[float | None]) -> Spread | None:
     return Spread(sum(known) / len(known), None, len(known)) if known else None
 
 
-def _gpu_hours(point: Point) -> float | None:
+def _gpu_hours(point: ScalingPoint) -> float | None:
     hours = _mean_of([run.gpu_hours for run in point.done])
     return hours.mean if hours else None
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import DataError
+from report.published_table import cite
 from report.record_shape import MAX_CHARS, is_number, to_number
-from report.sources import cite
 from report.table import Cell, Column, Table, Value
 from report.words import count
 from train.records.record import STAGES_FILE, iter_lines

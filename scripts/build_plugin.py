@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import logging
@@ -11,6 +10,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -21,6 +21,7 @@ require_packages()
 
 from dataset.durable import writing_whole
 from dataset.errors import run_command
+from dataset.flags import flag, make_parser, parse_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "condor/osdf_plugin.py"
@@ -30,23 +31,25 @@ EPOCH = (1980, 1, 1, 0, 0, 0)  # the same sources give the same bytes
 OLDEST_PYTHON = (3, 9)
 
 log = logging.getLogger("trainyard")
+EXAMPLE = "example:\n  python scripts/build_plugin.py && condor/osdf_plugin -classad"
+
+
+@dataclass(frozen=True)
+class BuildFlags:
+    """The flags of scripts/build_plugin.py."""
+
+    out: Path = flag(OUT, "default: condor/osdf_plugin")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Builds the plugin and says how large it is."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog="example:\n  python scripts/build_plugin.py && condor/osdf_plugin -classad",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, default=OUT, help="default: condor/osdf_plugin")
-    args = parser.parse_args(arguments)
+    flags = parse_flags(BuildFlags, make_parser(__doc__, EXAMPLE), arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     files = find_files(SOURCE)
-    with writing_whole(args.out) as file:
+    with writing_whole(flags.out) as file:
         file.write(SHEBANG + make_archive(files))
         os.fchmod(file.fileno(), 0o755)
-    log.info("%s: %d modules, %d bytes", args.out, len(files), args.out.stat().st_size)
+    log.info("%s: %d modules, %d bytes", flags.out, len(files), flags.out.stat().st_size)
     return 0
 
 

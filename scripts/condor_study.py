@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import re
 import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -27,6 +27,7 @@ from dataset.fetch.object import FetchJob, fetch_object
 from dataset.fetch.request import Request
 from dataset.fetch.size import find_size
 from dataset.fetch.urls import is_collection
+from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from dataset.names import INDEX_SUFFIX
 from dataset.transfer.chunk_sums import NoChecks, OtherTar, read_block_checks
 
@@ -59,44 +60,42 @@ fi
 NOOP = "executable = /bin/true\nlog = dag.log\nqueue\n"
 
 
+@dataclass(frozen=True, kw_only=True)
+class StudyFlags:
+    """The flags of scripts/condor_study.py."""
+
+    data: str = flag(REQUIRED, "URLs of the data, separated by commas, or dummy (no data)", "DATA")
+    settings: tuple[str, ...] = flag(
+        REQUIRED, "settings of condor/train.sub", "NAME=VALUE", nargs="*"
+    )
+    jobs: int = flag(1, "training jobs (default 1)", metavar="N")
+    out: Path | None = flag(None, "folder to write the study to", metavar="DIR")
+    retries: int = flag(2, "tries after a failure (default 2)")
+    check: bool = flag(False, "only check DATA, as the DAG does first")
+
+    def __post_init__(self) -> None:
+        parse_macros(self.settings)
+
+    @property
+    def macros(self) -> dict[str, str]:
+        return parse_macros(self.settings)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the study, or checks its data."""
-    args = parse_arguments(arguments)
+    flags = parse_flags(StudyFlags, make_parser(__doc__, EPILOG), arguments, intermixed=True)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    macros = parse_macros(args.macros)
-    if args.check:
-        check_data(args.data, macros)
+    if flags.check:
+        check_data(flags.data, flags.macros)
         return 0
     problem = find_problem(*REPORT_NEEDS)  # found now, not after a hundred jobs
     if problem:
         raise UserError(f"the report at the DAG's end could not be made: {problem}")
-    if args.out is None or args.jobs < 1:
+    if flags.out is None or flags.jobs < 1:
         raise UserError("--out DIR and --jobs N (at least 1) are needed to write a study")
-    write_study(args, macros)
-    log.info("next: cd %s && condor_submit_dag study.dag", shlex.quote(str(args.out)))
+    write_study(flags, flags.out)
+    log.info("next: cd %s && condor_submit_dag study.dag", shlex.quote(str(flags.out)))
     return 0
-
-
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "data", metavar="DATA", help="URLs of the data, separated by commas, or dummy (no data)"
-    )
-    parser.add_argument(
-        "macros", nargs="*", metavar="NAME=VALUE", help="settings of condor/train.sub"
-    )
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="training jobs (default 1)"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write the study to")
-    parser.add_argument("--retries", type=int, default=2, help="tries after a failure (default 2)")
-    parser.add_argument(
-        "--check", action="store_true", help="only check DATA, as the DAG does first"
-    )
-    return parser.parse_intermixed_args(arguments)
 
 
 def check_data(data: str, macros: Mapping[str, str]) -> None:
@@ -170,9 +169,8 @@ def parse_macros(texts: Sequence[str]) -> dict[str, str]:
     return macros
 
 
-def write_study(args: argparse.Namespace, macros: Mapping[str, str]) -> None:
+def write_study(flags: StudyFlags, out: Path) -> None:
     """The folder of the study; a DAG that is there already is not overwritten."""
-    out: Path = args.out
     dag = out / "study.dag"
     if dag.exists():
         raise UserError(
@@ -180,14 +178,14 @@ def write_study(args: argparse.Namespace, macros: Mapping[str, str]) -> None:
         )
     out.mkdir(parents=True, exist_ok=True)
     python, script = shlex.quote(sys.executable), shlex.quote(str(ROOT / "scripts/condor_study.py"))
-    words = [args.data, *(f"{name}={value}" for name, value in macros.items())]
+    words = [flags.data, *(f"{name}={value}" for name, value in flags.macros.items())]
     check = CHECK.format(python=python, script=script, arguments=shlex.join(words))
     report = REPORT.format(python=python, script=shlex.quote(str(ROOT / "scripts/grid_report.py")))
     for name, text in (("check.sh", check), ("report.sh", report)):
         (out / name).write_text(text)
         (out / name).chmod(0o755)
     (out / "noop.sub").write_text(NOOP)
-    dag.write_text(make_dag(args.data, args.jobs, args.retries, macros))
+    dag.write_text(make_dag(flags.data, flags.jobs, flags.retries, flags.macros))
 
 
 def make_dag(data: str, num_jobs: int, num_retries: int, macros: Mapping[str, str]) -> str:

@@ -11,14 +11,15 @@ from dataset.packages import PINNED_PYTHONS, require_packages
 
 require_packages()  # first of all: an old Python may lack the modules below
 
-import argparse
-import dataclasses
 import json
 import os
 import threading
+from argparse import ArgumentTypeError
+from dataclasses import asdict, dataclass, replace
 
 from dataset.errors import USER_MISTAKE, UserError, run_command
 from dataset.federation.pelican import OSDF_DISCOVERY, parse_federation
+from dataset.flags import flag, make_parser, parse_flags
 from dataset.redaction import redact
 from scripts.checks.next_step import NextStep, find_next
 from scripts.checks.place import (
@@ -53,6 +54,7 @@ from scripts.checks.surroundings import (
 from train.ranks.launch import Launch, detect_launch
 
 NETWORK_S = 3.0
+FIRST_HOUR = "the first hour on a GPU"
 EXAMPLE = """examples:
   python scripts/doctor.py /data/imagenet          on a login node, before you submit
   srun --nodes=2 python scripts/doctor.py DATA     as the ranks will see it; rank 0 reports in full
@@ -65,17 +67,44 @@ exit codes: 0 nothing is wrong (there may be notes), 2 something is; the message
 """
 
 
+def _batches(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ArgumentTypeError(f"{text} is not a list such as 64,128,256")
+    return tuple(map(int, words))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorFlags:
+    """The flags of scripts/doctor.py."""
+
+    data: str = flag("", "folder or URL of the data", "DATA", nargs="?")
+    output: Path | None = flag(None, "folder of the run that comes next; default ./run_results")
+    federation: str = flag(OSDF_DISCOVERY, f"default {OSDF_DISCOVERY}", metavar="URL")
+    json: bool = flag(False, "print one JSON object per rank")
+    gpu: bool = flag(False, "measure the training speed and recommend flags", group=FIRST_HOUR)
+    arch: str = flag("resnet50", "default resnet50", group=FIRST_HOUR)
+    image_size: int = flag(224, "default 224", metavar="N", group=FIRST_HOUR)
+    batches: tuple[int, ...] = flag(
+        (64, 128, 256),
+        "images per GPU to try; default 64,128,256",
+        type=_batches,
+        group=FIRST_HOUR,
+    )
+    steps: int = flag(20, "steps to time; default 20", metavar="N", group=FIRST_HOUR)
+
+
 def main() -> int:
     """Looks at everything and prints it; 2 when something is wrong."""
-    args = _parser().parse_args()
+    flags = parse_flags(DoctorFlags, make_parser(__doc__, EXAMPLE))
     launch = _detect()
-    if args.gpu:
-        return measure_gpu(args, launch)
-    if not args.data:
-        args.data = find_data([Path.cwd(), ROOT])
-    findings = examine(args, launch)
-    step = choose_next(args, launch, findings)
-    if args.json:
+    if flags.gpu:
+        return measure_gpu(flags, launch)
+    if not flags.data:
+        flags = replace(flags, data=find_data([Path.cwd(), ROOT]))
+    findings = examine(flags, launch)
+    step = choose_next(flags, launch, findings)
+    if flags.json:
         text = _to_json(findings, launch, step)
     elif isinstance(launch, UserError) or launch.is_main:
         text = f"{describe(findings)}\nnext: {step.why}\n\n    {step.command}\n"
@@ -86,10 +115,10 @@ def main() -> int:
     return USER_MISTAKE if any(finding.level == WRONG for finding in findings) else 0
 
 
-def examine(args: argparse.Namespace, launch: Launch | UserError) -> list[Finding]:
+def examine(flags: DoctorFlags, launch: Launch | UserError) -> list[Finding]:
     """Everything that was found, in the order of reading."""
     is_main = isinstance(launch, UserError) or launch.is_main
-    ask = _FederationQuestion(args) if is_main else None  # answers while torch is imported
+    ask = _FederationQuestion(flags) if is_main else None  # answers while torch is imported
     packages, torch = look_at_packages()
     findings = look_at_launch(launch)
     if isinstance(launch, Launch):
@@ -98,14 +127,14 @@ def examine(args: argparse.Namespace, launch: Launch | UserError) -> list[Findin
     findings += [look_at_job(os.environ), look_at_cpus(os.environ), look_at_memory(), *packages]
     findings += look_at_bf16(os.environ)
     findings += [look_at_gpus(os.environ, torch, local_rank), look_at_decoder()]
-    if args.data:
-        findings.append(look_at_data(args.data))
-    findings.append(look_at_space(args.output or Path("run_results"), "space"))
+    if flags.data:
+        findings.append(look_at_data(flags.data))
+    findings.append(look_at_space(flags.output or Path("run_results"), "space"))
     return findings + ([ask.finding()] if ask else [])
 
 
 def choose_next(
-    args: argparse.Namespace, launch: Launch | UserError, findings: list[Finding]
+    flags: DoctorFlags, launch: Launch | UserError, findings: list[Finding]
 ) -> NextStep:
     """The command to run after this one."""
     wrong = {finding.topic for finding in findings if finding.level == WRONG}
@@ -117,12 +146,12 @@ def choose_next(
         env=os.environ,
         tools=tools,
         launch=launch if isinstance(launch, Launch) else None,
-        data=DataState() if wrong else inspect_data(args.data),
+        data=DataState() if wrong else inspect_data(flags.data),
         num_gpus=count_gpus(sys.modules.get("torch")),
         has_cluster_gpus=not wrong and "sbatch" in tools and ask_for_gpus(),
         doctor_flags=tuple(sys.argv[1:]),
-        output=str(args.output or ""),
-        federation="" if args.federation == OSDF_DISCOVERY else args.federation,
+        output=str(flags.output or ""),
+        federation="" if flags.federation == OSDF_DISCOVERY else flags.federation,
         has_wheels=sys.version_info[:2] in PINNED_PYTHONS,
         setup_python=choose_setup_python(),
     )
@@ -130,7 +159,7 @@ def choose_next(
     return NextStep(step.why, redact(step.command))
 
 
-def measure_gpu(args: argparse.Namespace, launch: Launch | UserError) -> int:
+def measure_gpu(flags: DoctorFlags, launch: Launch | UserError) -> int:
     """Trains for a moment in several ways and recommends the flags; rank 0 speaks."""
     if isinstance(launch, UserError):
         raise launch
@@ -138,21 +167,14 @@ def measure_gpu(args: argparse.Namespace, launch: Launch | UserError) -> int:
     from train.device import choose_device
 
     device = choose_device("cuda", launch, os.environ)
-    network = Network(args.arch, args.image_size, args.steps, device)
-    data = Path(args.data) if args.data else None
+    network = Network(flags.arch, flags.image_size, flags.steps, device)
+    data = Path(flags.data) if flags.data else None
 
     def say(line: str) -> None:
         if launch.is_main:
             print(line, flush=True)
 
-    return 0 if measure_all(network, args.batches, data, launch, say) else USER_MISTAKE
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise argparse.ArgumentTypeError(f"{text} is not a list such as 64,128,256")
-    return tuple(map(int, words))
+    return 0 if measure_all(network, flags.batches, data, launch, say) else USER_MISTAKE
 
 
 def describe(findings: list[Finding]) -> str:
@@ -182,9 +204,9 @@ def _to_json(findings: list[Finding], launch: Launch | UserError, step: NextStep
     record = {
         "ok": not any(finding.level == WRONG for finding in findings),
         "host": os.uname().nodename,
-        "launch": dataclasses.asdict(launch) if isinstance(launch, Launch) else None,
-        "findings": [dataclasses.asdict(finding) for finding in findings],
-        "next": dataclasses.asdict(step),
+        "launch": asdict(launch) if isinstance(launch, Launch) else None,
+        "findings": [asdict(finding) for finding in findings],
+        "next": asdict(step),
     }
     return json.dumps(record) + "\n"
 
@@ -199,9 +221,9 @@ def _detect() -> Launch | UserError:
 class _FederationQuestion:
     """Asks in a thread of its own: looking up a name has no time-out that we could set."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        needed = find_discovery(args.data, args.federation)
-        self._discovery = needed or parse_federation(args.federation)
+    def __init__(self, flags: DoctorFlags) -> None:
+        needed = find_discovery(flags.data, flags.federation)
+        self._discovery = needed or parse_federation(flags.federation)
         self._is_needed = needed is not None
         self._found: list[Finding] = []
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -216,38 +238,6 @@ class _FederationQuestion:
         if self._found:
             return self._found[0]
         return unreachable(self._discovery, f"no answer in {NETWORK_S:.0f} s", self._is_needed)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "data", nargs="?", default="", metavar="DATA", help="folder or URL of the data"
-    )
-    parser.add_argument(
-        "--output", type=Path, help="folder of the run that comes next; default ./run_results"
-    )
-    parser.add_argument(
-        "--federation", default=OSDF_DISCOVERY, metavar="URL", help=f"default {OSDF_DISCOVERY}"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per rank")
-    group = parser.add_argument_group("the first hour on a GPU")
-    group.add_argument(
-        "--gpu", action="store_true", help="measure the training speed and recommend flags"
-    )
-    group.add_argument("--arch", default="resnet50", help="default resnet50")
-    group.add_argument("--image-size", type=int, default=224, metavar="N", help="default 224")
-    group.add_argument(
-        "--batches",
-        type=_batches,
-        default=(64, 128, 256),
-        help="images per GPU to try; default 64,128,256",
-    )
-    group.add_argument(
-        "--steps", type=int, default=20, metavar="N", help="steps to time; default 20"
-    )
-    return parser
 
 
 if __name__ == "__main__":

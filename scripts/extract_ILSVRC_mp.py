@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -19,6 +19,7 @@ from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.listing import Split
 from dataset.byte_meter import ByteMeter
 from dataset.errors import UserError, run_command
+from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from train.records.stage_meter import measure_stage
 
 log = logging.getLogger("trainyard")
@@ -34,13 +35,90 @@ the tars without unpacking them: see scripts/index_tar.py.
 """
 
 
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractFlags:
+    """The flags of scripts/extract_ILSVRC_mp.py."""
+
+    train_tar: Path | None = flag(
+        None, "ILSVRC2012_img_train.tar, or a zip or .tar.gz of it", "--train_tar"
+    )
+    val_tar: Path | None = flag(
+        None, "ILSVRC2012_img_val.tar, or a zip or .tar.gz of it", "--val_tar"
+    )
+    output_dir: Path = flag(REQUIRED, "folder that train/ and val/ are made in", "--output_dir")
+    valprep_script: Path | None = flag(
+        None,
+        "valprep.sh or LOC_val_solution.csv with the labels of val (read, never run); "
+        "default: one beside the archive or in the zip, else the built-in labels of the real set",
+        "--valprep_script",
+    )
+    num_threads: int = flag(_num_cpus(), "default: one per core", "--num_threads")
+    run_type: str = flag("all", "default: all", "--run_type", choices=("all", "train", "val"))
+    md5: str | None = flag(None, "the MD5 that the archive must have", metavar="HEX")
+    verify: bool = flag(
+        False,
+        "check a real ILSVRC2012 archive against its published checksum while extracting, and "
+        "the sizes of the files that were extracted before",
+    )
+    keep_going: bool = flag(False, "skip damaged classes; the exit code is still 3", "--keep_going")
+    record: Path | None = flag(None, "folder for stages.jsonl; default: output_dir", metavar="DIR")
+
+    def __post_init__(self) -> None:
+        """All flags are checked before the first split starts."""
+        for split in self.splits:
+            self._check_archive(split)
+        if self.valprep_script is not None and not self.valprep_script.is_file():
+            raise UserError(f"no such file: {self.valprep_script}; check --valprep_script")
+        if self.md5 is not None and len(self.splits) > 1:
+            raise UserError("--md5 is that of one archive; add --run_type train or --run_type val")
+
+    def _check_archive(self, split: Split) -> None:
+        archive = self.archives[split]
+        if archive is None:
+            raise UserError(
+                f"--run_type {self.run_type} needs --{split}_tar; give it, or another --run_type"
+            )
+        if not archive.is_file():
+            raise UserError(f"no such file: {archive}; check --{split}_tar")
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        both: tuple[Split, ...] = ("train", "val")
+        return tuple(split for split in both if self.run_type in ("all", split))
+
+    @property
+    def archives(self) -> dict[Split, Path | None]:
+        return {"train": self.train_tar, "val": self.val_tar}
+
+    @property
+    def jobs(self) -> list[Extraction]:
+        """One extraction for each split."""
+        return [
+            Extraction(
+                archive=archive,
+                split=split,
+                output_dir=self.output_dir,
+                num_threads=self.num_threads,
+                labels=self.valprep_script if split == "val" else None,
+                md5=self.md5,
+                verify=self.verify,
+                keep_going=self.keep_going,
+            )
+            for split, archive in self.archives.items()
+            if archive is not None and split in self.splits
+        ]
+
+
 def main() -> int:
     """Extracts what the flags ask for, and logs one line per split about the result."""
-    args = _parser().parse_args()
+    flags = parse_flags(ExtractFlags, make_parser(__doc__, EXAMPLE))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    jobs = _jobs(args)
-    for job in jobs:
-        with measure_stage("extract", args.record or args.output_dir) as stage:
+    for job in flags.jobs:
+        with measure_stage("extract", flags.record or flags.output_dir) as stage:
             with ByteMeter(job.split, sys.stderr) as meter:
                 result = extract_archive(job, meter.start, meter.update)
             stage.extra = {
@@ -49,70 +127,8 @@ def main() -> int:
                 "image_bytes": result.num_bytes,
                 "image_bytes_written": result.num_bytes_written,
             }
-        log.info("%s: %s", args.output_dir / job.split, result.describe())
+        log.info("%s: %s", flags.output_dir / job.split, result.describe())
     return 0
-
-
-def _jobs(args: argparse.Namespace) -> list[Extraction]:
-    """One extraction for each split; all flags are checked before the first one starts."""
-    splits: tuple[Split, ...] = ("train", "val") if args.run_type == "all" else (args.run_type,)
-    archives = {"train": args.train_tar, "val": args.val_tar}
-    for split in splits:
-        if archives[split] is None:
-            raise UserError(
-                f"--run_type {args.run_type} needs --{split}_tar; give it, or another --run_type"
-            )
-        if not archives[split].is_file():
-            raise UserError(f"no such file: {archives[split]}; check --{split}_tar")
-    if args.valprep_script is not None and not args.valprep_script.is_file():
-        raise UserError(f"no such file: {args.valprep_script}; check --valprep_script")
-    if args.md5 is not None and len(splits) > 1:
-        raise UserError("--md5 is that of one archive; add --run_type train or --run_type val")
-    return [
-        Extraction(
-            archive=archives[split],
-            split=split,
-            output_dir=args.output_dir,
-            num_threads=args.num_threads,
-            labels=args.valprep_script if split == "val" else None,
-            md5=args.md5,
-            verify=args.verify,
-            keep_going=args.keep_going,
-        )
-        for split in splits
-    ]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--train_tar", type=Path, help="ILSVRC2012_img_train.tar, or a zip or .tar.gz of it")
-    add("--val_tar", type=Path, help="ILSVRC2012_img_val.tar, or a zip or .tar.gz of it")
-    add("--output_dir", type=Path, required=True, help="folder that train/ and val/ are made in")
-    add(
-        "--valprep_script",
-        type=Path,
-        help="valprep.sh or LOC_val_solution.csv with the labels of val (read, never run); "
-        "default: one beside the archive or in the zip, else the built-in labels of the real set",
-    )
-    add("--num_threads", type=int, default=_num_cpus(), help="default: one per core")
-    add("--run_type", choices=("all", "train", "val"), default="all", help="default: all")
-    add("--md5", metavar="HEX", help="the MD5 that the archive must have")
-    add(
-        "--verify",
-        action="store_true",
-        help="check a real ILSVRC2012 archive against its published checksum while extracting, and "
-        "the sizes of the files that were extracted before",
-    )
-    add("--keep_going", action="store_true", help="skip damaged classes; the exit code is still 3")
-    add("--record", type=Path, metavar="DIR", help="folder for stages.jsonl; default: output_dir")
-    return parser
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import logging
 import re
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -23,6 +23,7 @@ from dataset.federation.lookup import Options
 from dataset.fetch.inspect import describe_sources
 from dataset.fetch.request import METHODS, Request, Summary
 from dataset.fetch.urls import fetch_urls
+from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from dataset.redaction import redact_all
 from train.records.record import STAGES_FILE
 from train.records.stage_meter import StageMeter, measure_stage
@@ -37,137 +38,94 @@ docs/fetch.md has the details.
 """
 
 
-def main() -> int:
-    args = _parse_args()
-    logging.basicConfig(
-        format="%(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-        level=logging.DEBUG if args.verbose else logging.INFO,
-    )
-    request = _read_request(args)
-    if args.dry_run:
-        for url in args.urls:
-            print("\n".join(describe_sources(request.parse(url), request)))
-        return 0
-    with measure_stage("fetch", args.record or args.out) as meter:
-        try:
-            summaries = fetch_urls(args.urls, request)
-        except Exception as error:
-            with suppress(OSError):  # the first error is the one to report
-                _report(args, meter, getattr(error, "summaries", []))
-            raise
-        _report(args, meter, summaries)
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class FetchFlags:
+    """The flags of scripts/fetch_osdf.py."""
 
-
-def _report(args: argparse.Namespace, meter: StageMeter, summaries: list[Summary]) -> None:
-    num_bytes = sum(summary.fetched_bytes for summary in summaries)
-    meter.extra = {"method": args.method, "bytes_fetched": num_bytes}
-    _write_summaries(args.summary, summaries)
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add(
-        "urls",
+    urls: tuple[str, ...] = flag(
+        REQUIRED,
+        "osdf:///path, pelican://HOST/path, or an https, http or file URL",
+        "URL",
         nargs="+",
-        metavar="URL",
-        help="osdf:///path, pelican://HOST/path, or an https, http or file URL",
     )
-    add("--out", type=Path, required=True, help="folder to write to; objects keep their names")
-    add("--md5", help="the MD5 that the object must have, in hex")
-    add("--sha256", help="the SHA-256 that the object must have, in hex")
-    add("--crc32", help="the CRC-32 that the object must have, in hex")
-    add(
-        "--require-digest",
-        action="store_true",
-        help="refuse an object that nothing verifies (exit 3)",
+    out: Path = flag(REQUIRED, "folder to write to; objects keep their names")
+    md5: str | None = flag(None, "the MD5 that the object must have, in hex")
+    sha256: str | None = flag(None, "the SHA-256 that the object must have, in hex")
+    crc32: str | None = flag(None, "the CRC-32 that the object must have, in hex")
+    require_digest: bool = flag(False, "refuse an object that nothing verifies (exit 3)")
+    index: Path | None = flag(None, "a TAR.index with block checksums (default: OUT/NAME.index)")
+    recursive: bool = flag(False, "fetch all files below the URLs (collections)")
+    connections: int = flag(8, "connections open at once, over all caches (default 8)")
+    caches: int = flag(3, "caches used at once; the others are spares (default 3)")
+    stall_seconds: float = flag(
+        20.0, "drop a connection after this many seconds without data (default 20)"
     )
-    add("--index", type=Path, help="a TAR.index with block checksums (default: OUT/NAME.index)")
-    add("--recursive", action="store_true", help="fetch all files below the URLs (collections)")
-    add(
-        "--connections",
-        type=int,
-        default=8,
-        help="connections open at once, over all caches (default 8)",
+    give_up_after: str = flag(
+        "6h", "exit with 75 when no byte came for this long: seconds, or 30m, 6h (default 6h)"
     )
-    add(
-        "--caches",
-        type=int,
-        default=3,
-        help="caches used at once; the others are spares (default 3)",
-    )
-    add(
-        "--stall-seconds",
-        type=float,
-        default=20.0,
-        help="drop a connection after this many seconds without data (default 20)",
-    )
-    add(
-        "--give-up-after",
-        default="6h",
-        help="exit with 75 when no byte came for this long: seconds, or 30m, 6h (default 6h)",
-    )
-    add(
-        "--missing-seconds",
-        type=float,
-        default=120.0,
-        help="seconds that every server must answer 404 before the object counts as missing "
+    missing_seconds: float = flag(
+        120.0,
+        "seconds that every server must answer 404 before the object counts as missing "
         "(default 120)",
     )
-    add("--federation", help="discovery host for osdf:// URLs (default https://osg-htc.org)")
-    add("--token", type=Path, help="file with a bearer token (default: see docs/fetch.md)")
-    add("--netrc", type=Path, help="file with logins for https URLs (default: ~/.netrc)")
-    add(
-        "--method",
-        choices=METHODS,
-        default="auto",
-        help="one of the three ways that the OSG study compared (default auto: as the URL says)",
+    federation: str | None = flag(
+        None, "discovery host for osdf:// URLs (default https://osg-htc.org)"
     )
-    add("--dry-run", action="store_true", help="only show the sources; fetch nothing")
-    add("--summary", type=Path, help="file for the JSON summary ('-' for standard output)")
-    add("--record", type=Path, help="folder for stages.jsonl (default: OUT)")
-    add("--verbose", action="store_true", help="also log every failed request")
-    return parser.parse_args()
+    token: Path | None = flag(None, "file with a bearer token (default: see docs/fetch.md)")
+    netrc: Path | None = flag(None, "file with logins for https URLs (default: ~/.netrc)")
+    method: str = flag(
+        "auto",
+        "one of the three ways that the OSG study compared (default auto: as the URL says)",
+        choices=METHODS,
+    )
+    dry_run: bool = flag(False, "only show the sources; fetch nothing")
+    summary: Path | None = flag(None, "file for the JSON summary ('-' for standard output)")
+    record: Path | None = flag(None, "folder for stages.jsonl (default: OUT)")
+    verbose: bool = flag(False, "also log every failed request")
 
-
-def _read_request(args: argparse.Namespace) -> Request:
-    given = {}
-    for kind in ("md5", "sha256", "crc32"):
-        if getattr(args, kind) is not None:
+    @property
+    def digests(self) -> dict[str, str]:
+        """The checksums that were given: kind -> hex."""
+        texts = {"md5": self.md5, "sha256": self.sha256, "crc32": self.crc32}
+        given = {kind: text for kind, text in texts.items() if text is not None}
+        for kind, text in given.items():
             try:
-                given[kind] = parse_given(kind, getattr(args, kind))
+                given[kind] = parse_given(kind, text)
             except ValueError as error:
                 raise UserError(f"--{kind}: {error}") from None
-    options = Options(
-        connections=args.connections,
-        stall_s=args.stall_seconds,
-        give_up_s=_read_duration(args.give_up_after),
-        missing_s=args.missing_seconds,
-        max_caches=args.caches,
-        require_digest=args.require_digest,
-    )
-    return Request(
-        args.out,
-        options,
-        args.federation,
-        args.token,
-        args.netrc,
-        given,
-        args.index,
-        args.recursive,
-        args.method,
-        own_files=_own_files(args),
-    )
+        return given
 
+    @property
+    def options(self) -> Options:
+        return Options(
+            connections=self.connections,
+            stall_s=self.stall_seconds,
+            give_up_s=_read_duration(self.give_up_after),
+            missing_s=self.missing_seconds,
+            max_caches=self.caches,
+            require_digest=self.require_digest,
+        )
 
-def _own_files(args: argparse.Namespace) -> tuple[Path, ...]:
-    """The files that this command writes beside the objects."""
-    stages = (args.record or args.out) / STAGES_FILE
-    return (stages,) if args.summary in (None, Path("-")) else (stages, args.summary)
+    @property
+    def own_files(self) -> tuple[Path, ...]:
+        """The files that this command writes beside the objects."""
+        stages = (self.record or self.out) / STAGES_FILE
+        return (stages,) if self.summary in (None, Path("-")) else (stages, self.summary)
+
+    def make_request(self) -> Request:
+        """The request that is asked for; raises for a value that cannot be."""
+        return Request(
+            self.out,
+            given=self.digests,
+            options=self.options,
+            federation=self.federation,
+            token=self.token,
+            netrc=self.netrc,
+            index=self.index,
+            recursive=self.recursive,
+            method=self.method,
+            own_files=self.own_files,
+        )
 
 
 def _read_duration(text: str) -> float:
@@ -176,6 +134,35 @@ def _read_duration(text: str) -> float:
     if not match:
         raise UserError(f"--give-up-after {text!r}: give seconds, or 30m, 6h, 2d")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def main() -> int:
+    flags = parse_flags(FetchFlags, make_parser(__doc__, EXAMPLE))
+    logging.basicConfig(
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+        level=logging.DEBUG if flags.verbose else logging.INFO,
+    )
+    request = flags.make_request()
+    if flags.dry_run:
+        for url in flags.urls:
+            print("\n".join(describe_sources(request.parse(url), request)))
+        return 0
+    with measure_stage("fetch", flags.record or flags.out) as meter:
+        try:
+            summaries = fetch_urls(flags.urls, request)
+        except Exception as error:
+            with suppress(OSError):  # the first error is the one to report
+                _report(flags, meter, getattr(error, "summaries", []))
+            raise
+        _report(flags, meter, summaries)
+    return 0
+
+
+def _report(flags: FetchFlags, meter: StageMeter, summaries: list[Summary]) -> None:
+    num_bytes = sum(summary.fetched_bytes for summary in summaries)
+    meter.extra = {"method": flags.method, "bytes_fetched": num_bytes}
+    _write_summaries(flags.summary, summaries)
 
 
 def _write_summaries(path: Path | None, summaries: list[Summary]) -> None:

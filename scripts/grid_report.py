@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -16,10 +16,10 @@ from dataset.packages import require_packages
 require_packages()
 
 from dataset.errors import UserError, run_command
-from report.grid.input import report_logs, report_tables
+from dataset.flags import REQUIRED, flag, make_parser, parse_flags
+from report.grid.osg_study import is_study_table
 from report.grid.plots import draw_grid_charts
-from report.grid.published import is_study_table
-from report.grid.report import GridReport
+from report.grid.report import GridReport, report_logs, report_tables
 from report.grid.tables import make_tables
 from report.table import Table, to_csv, to_json, to_markdown
 from report.words import count
@@ -34,43 +34,39 @@ A folder means all *.log files below it. --format csv prints the table of jobs; 
 table as CSV, report.md, report.json, and the pictures as PNG and SVG."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GridReportFlags:
+    """The flags of scripts/grid_report.py."""
+
+    inputs: tuple[Path, ...] = flag(REQUIRED, "event logs or study tables", "LOG_OR_CSV", nargs="+")
+    runs: tuple[Path, ...] = flag(
+        (),
+        "folders with the run.json and stages.jsonl that came back, to check the outcomes",
+        nargs="*",
+        metavar="DIR",
+    )
+    format: str = flag("md", "default md", choices=("md", "csv", "json"))
+    out: Path | None = flag(None, "folder for all files of the report", metavar="DIR")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Reads, computes, prints, writes."""
-    args = parse_arguments(arguments)
+    flags = parse_flags(GridReportFlags, make_parser(__doc__, EPILOG), arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    paths = find_inputs(args.inputs)
+    paths = find_inputs(flags.inputs)
     tables = [path for path in paths if is_study_table(path)]
     if tables and len(tables) != len(paths):
         raise UserError(f"{tables[0]} is a table of a study; give tables or event logs, not both")
-    if tables and args.runs:
+    if tables and flags.runs:
         raise UserError("--runs goes with event logs; the study's tables have no run.json")
-    report = report_tables(tables) if tables else report_logs(paths, args.runs)
-    print(render(report, args.format), end="")
-    if args.out is not None:
-        write_report(report, args.out)
+    report = report_tables(tables) if tables else report_logs(paths, flags.runs)
+    print(render(report, flags.format), end="")
+    if flags.out is not None:
+        write_report(report, flags.out)
     return 0
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "inputs", nargs="+", type=Path, metavar="LOG_OR_CSV", help="event logs or study tables"
-    )
-    parser.add_argument(
-        "--runs", nargs="*", type=Path, default=[], metavar="DIR",
-        help="folders with the run.json and stages.jsonl that came back, to check the outcomes",
-    )  # fmt: skip
-    parser.add_argument("--format", choices=("md", "csv", "json"), default="md", help="default md")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for all files of the report"
-    )
-    return parser.parse_args(arguments)
-
-
-def find_inputs(inputs: list[Path]) -> list[Path]:
+def find_inputs(inputs: Sequence[Path]) -> list[Path]:
     """The files to read; a folder stands for the event logs below it."""
     files: list[Path] = []
     for path in inputs:

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -20,6 +20,7 @@ from dataset.archive.index import build_index, find_current, find_index, verify_
 from dataset.archive.index_file import load_index
 from dataset.byte_meter import ByteMeter
 from dataset.errors import DataError, UserError, run_command
+from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from dataset.known_archives import find_published
 from dataset.words import count
 from train.records.stage_meter import measure_stage
@@ -38,35 +39,57 @@ headers of a tar are read. With it, a published ILSVRC2012 archive must have its
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class IndexFlags:
+    """The flags of scripts/index_tar.py."""
+
+    tars: tuple[Path, ...] = flag(REQUIRED, "an uncompressed tar", "TAR", nargs="+")
+    labels: Path | None = flag(
+        None,
+        "valprep.sh or LOC_val_solution.csv for a flat tar; default: one beside the tar, else "
+        "the built-in labels of the real set",
+        metavar="FILE",
+    )
+    checksums: bool = flag(False, "also store a crc32c of every 4 MiB block")
+    verify: bool = flag(False, "compare the tar with the checksums of its index")
+    index_dir: Path | None = flag(None, "folder for the indexes; default: the tar's", metavar="DIR")
+    record: Path | None = flag(None, "folder for stages.jsonl; default: the index's", metavar="DIR")
+
+    def record_folder(self, tar: Path) -> Path | None:
+        """Where the line of the stage goes: --record, else the folder of the index, if writable."""
+        folder = self.record or self.index_dir or tar.resolve().parent
+        return folder if self.record or not folder.exists() or os.access(folder, os.W_OK) else None
+
+
 def main() -> int:
     """Indexes, or verifies, one tar after the other."""
-    args = _parser().parse_args()
+    flags = parse_flags(IndexFlags, make_parser(__doc__, EXAMPLE))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for tar in args.tar:
+    for tar in flags.tars:
         if not tar.is_file():
             raise UserError(f"no such file: {tar}; give the path of an uncompressed tar")
-    for tar in args.tar:
-        (_verify if args.verify else _index)(tar, args)
+    for tar in flags.tars:
+        (_verify if flags.verify else _index)(tar, flags)
     return 0
 
 
-def _index(tar: Path, args: argparse.Namespace) -> None:
-    if _is_up_to_date(tar, args):
+def _index(tar: Path, flags: IndexFlags) -> None:
+    if _is_up_to_date(tar, flags):
         log.info("%s: the index is up to date", tar)
         return
     start_s = time.monotonic()
-    with measure_stage("index", _record_folder(tar, args)) as stage:
+    with measure_stage("index", flags.record_folder(tar)) as stage:
         with ByteMeter(tar.name, sys.stderr) as meter:
-            if args.checksums:
+            if flags.checksums:
                 meter.start(tar.stat().st_size)
             index, place = build_index(
                 tar,
-                index_dir=args.index_dir,
-                labels=args.labels,
-                checksums=args.checksums,
+                index_dir=flags.index_dir,
+                labels=flags.labels,
+                checksums=flags.checksums,
                 progress=meter.update,
             )
-        stage.extra = {"images": len(index), "checksums": args.checksums}
+        stage.extra = {"images": len(index), "checksums": flags.checksums}
     seconds = time.monotonic() - start_s
     log.info(
         "%s: %s, %s in %.2f s (%.2f µs per image)",
@@ -77,23 +100,25 @@ def _index(tar: Path, args: argparse.Namespace) -> None:
         1e6 * seconds / len(index),
     )
     if find_published(tar.name, tar.stat().st_size):
-        log.info("%s: %s", tar, PROVEN if args.checksums else UNPROVEN)
+        log.info("%s: %s", tar, PROVEN if flags.checksums else UNPROVEN)
 
 
-def _is_up_to_date(tar: Path, args: argparse.Namespace) -> bool:
+def _is_up_to_date(tar: Path, flags: IndexFlags) -> bool:
     """Whether the index is newer than the tar, belongs to it and has what the flags ask for."""
-    place = find_index(tar, args.index_dir)
+    place = find_index(tar, flags.index_dir)
     if place is None or place.stat().st_mtime_ns < tar.stat().st_mtime_ns:
         return False
     try:
-        wanted = {"index_dir": args.index_dir, "labels": args.labels, "checksums": args.checksums}
-        return find_current(tar, **wanted) is not None
+        current = find_current(
+            tar, index_dir=flags.index_dir, labels=flags.labels, checksums=flags.checksums
+        )
     except DataError:
         return False  # of another tar, or damaged: the new one replaces it
+    return current is not None
 
 
-def _verify(tar: Path, args: argparse.Namespace) -> None:
-    place = find_index(tar, args.index_dir)
+def _verify(tar: Path, flags: IndexFlags) -> None:
+    place = find_index(tar, flags.index_dir)
     if place is None:
         raise UserError(
             f"{tar} has no index; write one when the tar is known to be good: "
@@ -105,32 +130,6 @@ def _verify(tar: Path, args: argparse.Namespace) -> None:
         verify_tar(load_index(place, tar), meter.update)
     size, seconds = tar.stat().st_size, time.monotonic() - start_s
     log.info("%s: all blocks are right, %d bytes in %.2f s", tar, size, seconds)
-
-
-def _record_folder(tar: Path, args: argparse.Namespace) -> Path | None:
-    """Where the line of the stage goes: --record, else the folder of the index, if writable."""
-    folder: Path = args.record or args.index_dir or tar.resolve().parent
-    return folder if args.record or not folder.exists() or os.access(folder, os.W_OK) else None
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("tar", type=Path, nargs="+", metavar="TAR", help="an uncompressed tar")
-    add(
-        "--labels",
-        type=Path,
-        metavar="FILE",
-        help="valprep.sh or LOC_val_solution.csv for a flat tar; default: one beside the tar, else "
-        "the built-in labels of the real set",
-    )
-    add("--checksums", action="store_true", help="also store a crc32c of every 4 MiB block")
-    add("--verify", action="store_true", help="compare the tar with the checksums of its index")
-    add("--index-dir", type=Path, metavar="DIR", help="folder for the indexes; default: the tar's")
-    add("--record", type=Path, metavar="DIR", help="folder for stages.jsonl; default: the index's")
-    return parser
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -21,6 +22,7 @@ from dataset.errors import run_command
 from dataset.fake.archives import SHAPES
 from dataset.fake.draw import CountPictures
 from dataset.fake.make import make_fake_imagenet
+from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 
 log = logging.getLogger("trainyard")
 EXAMPLE = """example:
@@ -28,23 +30,56 @@ EXAMPLE = """example:
 """
 
 
+def _size(text: str) -> tuple[int, int]:
+    try:
+        width, height = (int(side) for side in text.lower().split("x"))
+    except ValueError:
+        raise ArgumentTypeError(f"{text} is not WIDTHxHEIGHT; give for example 500x375") from None
+    return width, height
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeFlags:
+    """The flags of scripts/make_fake_imagenet.py."""
+
+    out: Path = flag(REQUIRED, "folder for the archives")
+    classes: int = flag(10, "number of classes, default 10")
+    train_per_class: int = flag(50, "images, default 50")
+    val_per_class: int = flag(10, "images, default 10")
+    size: tuple[int, int] = flag(
+        (500, 375), "mean WIDTHxHEIGHT in pixels, default 500x375", type=_size
+    )
+    shape: str = flag(
+        "nested",
+        "nested: a tar of class tars (as published, the default); tree: a tar of class "
+        "folders; zip: Kaggle's layout",
+        choices=SHAPES,
+    )
+    seed: int = flag(0, "same seed, same bytes; default 0")
+    oddities: bool = flag(False, "add a CMYK JPEG, a grey JPEG, and a PNG named .JPEG")
+    processes: int | None = flag(None, "default: one per core")
+
+    @property
+    def num_images(self) -> int:
+        return self.classes * (self.train_per_class + self.val_per_class)
+
+
 def main() -> int:
     """Parses the flags, makes the archives, says what was made."""
-    args = _parser().parse_args()
+    flags = parse_flags(FakeFlags, make_parser(__doc__, EXAMPLE))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     start_s = time.monotonic()
-    num_images = args.classes * (args.train_per_class + args.val_per_class)
-    with _progress(num_images) as progress:
+    with _progress(flags.num_images) as progress:
         made = make_fake_imagenet(
-            args.out,
-            classes=args.classes,
-            train_per_class=args.train_per_class,
-            val_per_class=args.val_per_class,
-            size=args.size,
-            shape=args.shape,
-            seed=args.seed,
-            oddities=args.oddities,
-            processes=args.processes,
+            flags.out,
+            classes=flags.classes,
+            train_per_class=flags.train_per_class,
+            val_per_class=flags.val_per_class,
+            size=flags.size,
+            shape=flags.shape,
+            seed=flags.seed,
+            oddities=flags.oddities,
+            processes=flags.processes,
             progress=progress,
         )
     if made.was_there:
@@ -55,47 +90,6 @@ def main() -> int:
     for name, size in made.files.items():
         log.info("  %s  %.1f MB", made.folder / name, size / 1e6)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the archives")
-    parser.add_argument("--classes", type=int, default=10, help="number of classes, default 10")
-    parser.add_argument("--train-per-class", type=int, default=50, help="images, default 50")
-    parser.add_argument("--val-per-class", type=int, default=10, help="images, default 10")
-    parser.add_argument(
-        "--size",
-        type=_size,
-        default=(500, 375),
-        help="mean WIDTHxHEIGHT in pixels, default 500x375",
-    )
-    parser.add_argument(
-        "--shape",
-        choices=SHAPES,
-        default="nested",
-        help="nested: a tar of class tars (as published, the default); tree: a tar of class "
-        "folders; zip: Kaggle's layout",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes; default 0")
-    parser.add_argument(
-        "--oddities",
-        action="store_true",
-        help="add a CMYK JPEG, a grey JPEG, and a PNG named .JPEG",
-    )
-    parser.add_argument("--processes", type=int, help="default: one per core")
-    return parser
-
-
-def _size(text: str) -> tuple[int, int]:
-    try:
-        width, height = (int(side) for side in text.lower().split("x"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text} is not WIDTHxHEIGHT; give for example 500x375"
-        ) from None
-    return width, height
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,12 +19,12 @@ require_packages("numpy", "matplotlib")
 
 from dataset.durable import writing_whole
 from dataset.errors import UserError, run_command
+from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from report.curves import load_epochs
-from report.grid.input import report_logs, report_tables
-from report.grid.published import is_study_table
-from report.grid.report import GridReport
+from report.grid.osg_study import is_study_table
+from report.grid.report import GridReport, report_logs, report_tables
 from report.page import Contents, build_page
-from report.runs import Run, load_runs
+from report.runs import ReportedRun, load_runs
 from report.scaling import build_studies
 from report.stages import load_stages, read_published_stages, summarise_stages
 from report.words import parse_counts
@@ -40,6 +40,23 @@ EXAMPLE = """examples:
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportFlags:
+    """The flags of scripts/report.py."""
+
+    inputs: tuple[Path, ...] = flag(
+        REQUIRED,
+        "run folders, folders of runs, published CSVs, HTCondor event logs",
+        "RUNS_AND_LOGS",
+        nargs="+",
+    )
+    out: Path = flag(Path("report.html"), "default report.html")
+    title: str = flag("Trainyard report", "default Trainyard report")
+    epochs: int | None = flag(None, "epochs of each run in a published CSV")
+    target_acc1: float | None = flag(None, "show the time to this accuracy (%%)")
+    predict: tuple[int, ...] = flag((), "also predict for N GPUs", type=parse_counts, metavar="N,N")
+
+
 @dataclass
 class Inputs:
     """The arguments sorted by what they are."""
@@ -52,26 +69,26 @@ class Inputs:
 
 def main() -> int:
     """Reads everything, writes the page."""
-    args = _parser().parse_args()
+    flags = parse_flags(ReportFlags, make_parser(__doc__, EXAMPLE))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    inputs = sort_inputs(args.inputs)
-    page = build_page(_read(inputs, args))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with writing_whole(args.out) as file:
+    inputs = sort_inputs(flags.inputs)
+    page = build_page(_read(inputs, flags))
+    flags.out.parent.mkdir(parents=True, exist_ok=True)
+    with writing_whole(flags.out) as file:
         file.write(page.encode())
-    log.info("wrote %s (%.0f KB)", args.out, len(page.encode()) / 1e3)
+    log.info("wrote %s (%.0f KB)", flags.out, len(page.encode()) / 1e3)
     return 0
 
 
-def _read(inputs: Inputs, args: argparse.Namespace) -> Contents:
+def _read(inputs: Inputs, flags: ReportFlags) -> Contents:
     """What the page shows; what cannot be used is a note on it."""
     records, notes = load_stages(inputs.stages)
     grids, grid_notes = _read_grids(inputs)
     notes += grid_notes
-    runs: list[Run] = []
+    runs: list[ReportedRun] = []
     if inputs.runs:
         try:
-            runs, run_notes = load_runs(inputs.runs, args.epochs)
+            runs, run_notes = load_runs(inputs.runs, flags.epochs)
             notes += run_notes
         except UserError as error:
             if not records and not grids:
@@ -79,19 +96,19 @@ def _read(inputs: Inputs, args: argparse.Namespace) -> Contents:
             notes.append(str(error))
     epochs, epoch_notes = load_epochs(runs)
     if not runs and not records and not grids:
-        given = ", ".join(map(str, args.inputs))
+        given = ", ".join(map(str, flags.inputs))
         raise UserError(f"no runs, stages or grid jobs in {given}; give run folders or event logs")
     return Contents(
-        title=args.title,
+        title=flags.title,
         runs=runs,
-        studies=build_studies(runs, args.predict),
+        studies=build_studies(runs, flags.predict),
         epochs=epochs,
         stages=summarise_stages(records),
         published_stages=read_published_stages(),
         grids=grids,
         notes=notes + epoch_notes,
-        target_acc1=args.target_acc1,
-        made_by="Made by scripts/report.py from " + ", ".join(str(path) for path in args.inputs),
+        target_acc1=flags.target_acc1,
+        made_by="Made by scripts/report.py from " + ", ".join(str(path) for path in flags.inputs),
     )
 
 
@@ -109,7 +126,7 @@ def _read_grids(inputs: Inputs) -> tuple[list[GridReport], list[str]]:
         return grids, [f"no grid report: {error}"]
 
 
-def sort_inputs(paths: list[Path]) -> Inputs:
+def sort_inputs(paths: Sequence[Path]) -> Inputs:
     """Each path by what it holds; a folder may hold runs, stages and event logs at once."""
     inputs = Inputs()
     for path in paths:
@@ -145,27 +162,6 @@ def is_event_log(path: Path) -> bool:
         return False
     with open(path, "rb") as file:
         return EVENT.match(file.read(64)) is not None
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "inputs",
-        type=Path,
-        nargs="+",
-        metavar="RUNS_AND_LOGS",
-        help="run folders, folders of runs, published CSVs, HTCondor event logs",
-    )
-    parser.add_argument("--out", type=Path, default=Path("report.html"), help="default report.html")
-    parser.add_argument("--title", default="Trainyard report", help="default Trainyard report")
-    parser.add_argument("--epochs", type=int, help="epochs of each run in a published CSV")
-    parser.add_argument("--target-acc1", type=float, help="show the time to this accuracy (%%)")
-    parser.add_argument(
-        "--predict", type=parse_counts, default=(), metavar="N,N", help="also predict for N GPUs"
-    )
-    return parser
 
 
 if __name__ == "__main__":

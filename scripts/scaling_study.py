@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import time
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -17,24 +18,23 @@ from dataset.packages import require_packages
 require_packages("numpy", "submitit", "torch")
 
 from dataset.errors import DONE, run_command
+from dataset.flags import REQUIRED, flag, flags_of, make_parser, parse_flags
 from report.table import to_json, to_markdown
 from report.words import count, parse_counts
 from scripts.study.jobs import describe
 from scripts.study.plan import (
     CLUSTERS,
-    STUDY_FILE,
-    Plan,
     SlurmOptions,
-    StudyFile,
+    StudyPlan,
     describe_pin,
-    extend_study,
-    make_points,
-    read_study,
+    make_runs,
     relative_data,
 )
-from scripts.study.story import ask_study, cancel_study, run_study
+from scripts.study.run_study import ask_study, cancel_study, run_study
+from scripts.study.study_file import STUDY_FILE, StudyFile, extend_study, read_study
 
 log = logging.getLogger("trainyard")
+Old = TypeVar("Old", bound="OldStudy")
 EXAMPLE = """examples:
   python scripts/scaling_study.py DATA --gpus 1,2 --cluster local -- -a resnet18 -b 32 --epochs 3
   python scripts/scaling_study.py DATA --gpus 1,2,4,8 --cluster slurm --partition gpu -- -b 256
@@ -47,40 +47,80 @@ size (--strong).
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewStudy:
+    """The flags that start a study, or add to one."""
+
+    data: str = flag("", "the data, as for python -m train", "DATA", nargs="?")
+    gpus: tuple[int, ...] = flag(
+        REQUIRED, "such as 1,2,4 (with --device cpu: ranks)", type=parse_counts
+    )
+    cluster: str = flag("local", "default local: this machine", choices=CLUSTERS)
+    weak: bool = flag(False, "the batch grows with the GPUs (default)", one_of="mode")
+    strong: bool = flag(False, "the global batch stays the same", one_of="mode")
+    repeats: int = flag(1, "runs per size, each with its own seed; default 1")
+    out: Path | None = flag(None, "the study's folder; default run_results/studies/<time>")
+    dry_run: bool = flag(False, "print every command and the sbatch text, and submit nothing")
+    no_wait: bool = flag(False, "return when the jobs are submitted (slurm)")
+    slurm: SlurmOptions = flags_of(SlurmOptions, "passed on to sbatch")
+
+    def make_plan(self, folder: Path, train_flags: list[str]) -> StudyPlan:
+        return StudyPlan(
+            data=relative_data(self.data, folder),
+            cluster=self.cluster,
+            gpus=self.gpus,
+            mode="strong" if self.strong else "weak",
+            repeats=self.repeats,
+            train_flags=tuple(train_flags),
+            slurm=self.slurm,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldStudy:
+    """The flags of a command on a study that is there."""
+
+    folder: Path = flag(REQUIRED, "the study's folder", "DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusFlags(OldStudy):
+    format: str = flag("md", None, choices=("md", "json"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeFlags(OldStudy):
+    no_wait: bool = flag(False, "return after submitting")
+
+
 def main() -> int:
     """Starts a study, or shows the status of one, resumes it or cancels it."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     words = sys.argv[1:]
-    if words and words[0] in ("status", "resume", "cancel"):
-        args = _folder_parser(words[0]).parse_args(words[1:])
-        return {"status": _status, "resume": _resume, "cancel": _cancel}[words[0]](args)
-    ours, flags = _split(words)
-    return _start(_parser().parse_args(ours), flags)
+    command = words[0] if words else ""
+    if command == "status":
+        return _status(_parse_old(StatusFlags, words))
+    if command == "resume":
+        return _resume(_parse_old(ResumeFlags, words))
+    if command == "cancel":
+        return _cancel(_parse_old(OldStudy, words))
+    ours, train_flags = _split(words)
+    return _start(parse_flags(NewStudy, make_parser(__doc__, EXAMPLE), ours), train_flags)
 
 
-def _start(args: argparse.Namespace, flags: list[str]) -> int:
-    folder = (args.out or Path("run_results/studies") / time.strftime("%Y%m%d-%H%M%S")).absolute()
-    plan = Plan(
-        data=relative_data(args.data, folder),
-        cluster=args.cluster,
-        gpus=args.gpus,
-        mode="strong" if args.strong else "weak",
-        repeats=args.repeats,
-        train_flags=tuple(flags),
-        slurm=SlurmOptions(
-            partition=args.partition,
-            account=args.account,
-            constraint=args.constraint,
-            qos=args.qos,
-            time=args.time,
-            gpus_per_node=args.gpus_per_node,
-            cpus_per_task=args.cpus_per_task,
-            mem_per_cpu=args.mem_per_cpu,
-        ),
-    )
-    points = make_points(plan, folder)
-    if args.dry_run:
-        for _, same_size in groupby(points, key=lambda point: point.num_gpus):
+def _parse_old(flags: type[Old], words: list[str]) -> Old:
+    """The flags of `scaling_study.py status`, `resume` or `cancel`."""
+    parser = make_parser(None, EXAMPLE)
+    parser.prog = f"scaling_study.py {words[0]}"
+    return parse_flags(flags, parser, words[1:])
+
+
+def _start(flags: NewStudy, train_flags: list[str]) -> int:
+    folder = (flags.out or Path("run_results/studies") / time.strftime("%Y%m%d-%H%M%S")).absolute()
+    plan = flags.make_plan(folder, train_flags)
+    runs = make_runs(plan, folder)
+    if flags.dry_run:
+        for _, same_size in groupby(runs, key=lambda run: run.num_gpus):
             print(describe(plan, list(same_size), folder))
         if pin := describe_pin(plan, folder):
             log.info("%s", pin)
@@ -89,28 +129,28 @@ def _start(args: argparse.Namespace, flags: list[str]) -> int:
     if (folder / STUDY_FILE).exists():
         study = extend_study(read_study(folder), plan, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    return run_study(study, folder, wait=not args.no_wait)
+    return run_study(study, folder, wait=not flags.no_wait)
 
 
-def _status(args: argparse.Namespace) -> int:
-    table, failures = ask_study(args.folder.absolute())
-    if args.format == "json":
+def _status(flags: StatusFlags) -> int:
+    table, failures = ask_study(flags.folder.absolute())
+    if flags.format == "json":
         print(to_json([table]), end="")
     else:
         print(to_markdown(table), *failures, sep="\n")
     return DONE
 
 
-def _cancel(args: argparse.Namespace) -> int:
-    num_jobs = cancel_study(args.folder.absolute())
+def _cancel(flags: OldStudy) -> int:
+    num_jobs = cancel_study(flags.folder.absolute())
     jobs = count(num_jobs, "job")
-    log.info("%s ended; continue with: scaling_study.py resume %s", jobs, args.folder)
+    log.info("%s ended; continue with: scaling_study.py resume %s", jobs, flags.folder)
     return DONE
 
 
-def _resume(args: argparse.Namespace) -> int:
-    folder = args.folder.absolute()
-    return run_study(read_study(folder), folder, wait=not args.no_wait)
+def _resume(flags: ResumeFlags) -> int:
+    folder = flags.folder.absolute()
+    return run_study(read_study(folder), folder, wait=not flags.no_wait)
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -119,51 +159,6 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
         return words, []
     cut = words.index("--")
     return words[:cut], words[cut + 1 :]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("data", nargs="?", default="", metavar="DATA", help="the data, as for python -m train")
-    add("--gpus", type=parse_counts, required=True, help="such as 1,2,4 (with --device cpu: ranks)")
-    add("--cluster", choices=CLUSTERS, default="local", help="default local: this machine")
-    way = parser.add_mutually_exclusive_group()
-    way.add_argument("--weak", action="store_true", help="the batch grows with the GPUs (default)")
-    way.add_argument("--strong", action="store_true", help="the global batch stays the same")
-    add("--repeats", type=int, default=1, help="runs per size, each with its own seed; default 1")
-    add("--out", type=Path, help="the study's folder; default run_results/studies/<time>")
-    add(
-        "--dry-run",
-        action="store_true",
-        help="print every command and the sbatch text, and submit nothing",
-    )
-    add("--no-wait", action="store_true", help="return when the jobs are submitted (slurm)")
-    group = parser.add_argument_group("passed on to sbatch")
-    default = SlurmOptions()
-    for name in ("partition", "account", "constraint", "qos"):
-        group.add_argument(f"--{name}")
-    group.add_argument("--time", default=default.time, help=f"default {default.time}")
-    group.add_argument("--gpus-per-node", type=int, help="default 4; none with --device cpu")
-    group.add_argument(
-        "--cpus-per-task", type=int, default=default.cpus_per_task, help="default 16"
-    )
-    group.add_argument("--mem-per-cpu", default=default.mem_per_cpu, help="default 4G")
-    return parser
-
-
-def _folder_parser(command: str) -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        f"scaling_study.py {command}", epilog=EXAMPLE, formatter_class=raw
-    )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the study's folder")
-    if command == "status":
-        parser.add_argument("--format", choices=("md", "json"), default="md")
-    if command == "resume":
-        parser.add_argument("--no-wait", action="store_true", help="return after submitting")
-    return parser
 
 
 if __name__ == "__main__":

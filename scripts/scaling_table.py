@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -15,6 +15,7 @@ from dataset.packages import require_packages
 require_packages("numpy")
 
 from dataset.errors import run_command
+from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from report.phases import phase_table
 from report.runs import load_runs
 from report.scaling import build_studies
@@ -30,44 +31,33 @@ EXAMPLE = """examples:
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableFlags:
+    """The flags of scripts/scaling_table.py."""
+
+    runs: tuple[Path, ...] = flag(REQUIRED, "run folders, or a published CSV", "RUNS", nargs="+")
+    format: str = flag("md", "default md", choices=("md", "csv", "json"))
+    predict: tuple[int, ...] = flag((), "also predict N GPUs", type=parse_counts, metavar="N,N")
+    epochs: int | None = flag(None, "epochs of each run in a CSV, to show times per epoch")
+
+
 def main() -> int:
     """Reads the runs, prints their studies."""
-    args = _parser().parse_args()
+    flags = parse_flags(TableFlags, make_parser(__doc__, EXAMPLE))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    runs, notes = load_runs(args.runs, args.epochs)
+    runs, notes = load_runs(flags.runs, flags.epochs)
     for note in notes:
         log.warning("note: %s", to_writable(note))
-    studies = build_studies(runs, args.predict)
+    studies = build_studies(runs, flags.predict)
     tables = [scaling_table(study) for study in studies]
     phases = [table for study in studies if (table := phase_table(study))]
-    if args.format == "csv":
+    if flags.format == "csv":
         sys.stdout.write(to_csv(tables))
-    elif args.format == "json":
+    elif flags.format == "json":
         sys.stdout.write(to_json([*tables, *phases]))
     else:
         sys.stdout.write("\n".join(map(to_markdown, [*tables, *phases])))
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUNS", help="run folders, or a published CSV"
-    )
-    parser.add_argument("--format", choices=("md", "csv", "json"), default="md", help="default md")
-    parser.add_argument(
-        "--predict",
-        type=parse_counts,
-        default=(),
-        metavar="N,N",
-        help="also predict N GPUs",
-    )
-    parser.add_argument(
-        "--epochs", type=int, help="epochs of each run in a CSV, to show times per epoch"
-    )
-    return parser
 
 
 if __name__ == "__main__":

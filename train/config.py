@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import types
-import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dataset.errors import UserError
+from dataset.flags import flag, parse_flags
 from dataset.redaction import redact_name
 
 EXAMPLE = """examples:
@@ -29,81 +28,80 @@ exit codes: 0 done, 1 crash, 2 user error, 3 bad data, 4 diverged, 75 try again,
 MAX_SEED = 2**63  # torch takes no more than 64 bits
 MAX_WHOLE = 2**31 - 1  # of a count; beyond it torch and C libraries overflow
 MAX_CORES = 4096  # of one machine, which some take a thread or a process each
-
-
-def _flag(default: Any, text: str, *names: str, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": text, "names": names, "choices": choices})
+METAVARS: dict[type, str] = {int: "N", float: "X", Path: "PATH", str: "NAME"}
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """The flags of `python -m train`; None: taken from the recipe, the device or the launch."""
 
-    data: str = _flag("", "folder with train/ and val/, folder or URL with the ILSVRC tars")
-    arch: str = _flag("resnet50", "a torchvision classification model", "-a", "--arch")
-    epochs: int = _flag(90, "passes over the training set", "--epochs")
-    batch_size: int = _flag(256, "GLOBAL batch, over all ranks", "-b", "--batch-size")
-    microbatch: int | None = _flag(
+    data: str = flag(
+        "", "folder with train/ and val/, folder or URL with the ILSVRC tars", "DATA", nargs="?"
+    )
+    arch: str = flag("resnet50", "a torchvision classification model", "-a", "--arch")
+    epochs: int = flag(90, "passes over the training set", "--epochs")
+    batch_size: int = flag(256, "GLOBAL batch, over all ranks", "-b", "--batch-size")
+    microbatch: int | None = flag(
         None, "images per forward pass; default: a rank's whole batch, or what fits on the GPU"
     )
-    largest_microbatch: int | None = _flag(
+    largest_microbatch: int | None = flag(
         None, "the largest --microbatch to try when none is given; scaling studies set it"
     )
-    recipe: str = _flag(
+    recipe: str = flag(
         "auto", "how LR, decay and optimiser are set", choices=("auto", "reference", "sgd", "lars")
     )
-    lr: float | None = _flag(None, "learning rate; default: the recipe's")
-    momentum: float | None = _flag(None, "momentum; default: the recipe's")
-    wd: float | None = _flag(None, "weight decay; default: the recipe's", "--wd", "--weight-decay")
-    warmup_epochs: float | None = _flag(None, "linear warm-up; default: the recipe's")
-    label_smoothing: float | None = _flag(None, "label smoothing; default: the recipe's")
-    lars_eta: float | None = _flag(None, "LARS's trust coefficient; default: the recipe's")
-    lars_eps: float | None = _flag(None, "LARS's epsilon; default: the recipe's")
-    ema: float = _flag(0.0, "decay of the averaged weights at batch 256; 0: no averaging")
-    workers: int | None = _flag(
+    lr: float | None = flag(None, "learning rate; default: the recipe's")
+    momentum: float | None = flag(None, "momentum; default: the recipe's")
+    wd: float | None = flag(None, "weight decay; default: the recipe's", "--wd", "--weight-decay")
+    warmup_epochs: float | None = flag(None, "linear warm-up; default: the recipe's")
+    label_smoothing: float | None = flag(None, "label smoothing; default: the recipe's")
+    lars_eta: float | None = flag(None, "LARS's trust coefficient; default: the recipe's")
+    lars_eps: float | None = flag(None, "LARS's epsilon; default: the recipe's")
+    ema: float = flag(0.0, "decay of the averaged weights at batch 256; 0: no averaging")
+    workers: int | None = flag(
         None,
         "cores per rank that load images; 0: in-process; default: chosen from its cores",
         "-j",
         "--workers",
     )
-    threads: int | None = _flag(None, "compute threads per rank on a CPU; default: its cores")
-    decoder: str = _flag(
+    threads: int | None = flag(None, "compute threads per rank on a CPU; default: its cores")
+    decoder: str = flag(
         "auto", "JPEG decoder; auto: the kernel if built", choices=("auto", "kernel", "pil")
     )
-    image_size: int = _flag(224, "width and height of a training crop in pixels")
-    seed: int = _flag(0, "seed of the order, the crops and the first weights")
-    precision: str = _flag(
+    image_size: int = flag(224, "width and height of a training crop in pixels")
+    seed: int = flag(0, "seed of the order, the crops and the first weights")
+    precision: str = flag(
         "auto", "number format", choices=("auto", "fp32", "tf32", "bf16", "fp16", "fp64")
     )
-    device: str = _flag("auto", "where to compute", choices=("auto", "cuda", "cpu"))
-    compile: bool = _flag(False, "torch.compile the model")
-    dummy: bool = _flag(False, "made-up images on the device, to measure the computation alone")
-    max_steps: int | None = _flag(None, "stop after this many optimiser steps in total")
-    print_freq: int = _flag(10, "steps between progress lines", "-p", "--print-freq")
-    evaluate: bool = _flag(
+    device: str = flag("auto", "where to compute", choices=("auto", "cuda", "cpu"))
+    compile: bool = flag(False, "torch.compile the model")
+    dummy: bool = flag(False, "made-up images on the device, to measure the computation alone")
+    max_steps: int | None = flag(None, "stop after this many optimiser steps in total")
+    print_freq: int = flag(10, "steps between progress lines", "-p", "--print-freq")
+    evaluate: bool = flag(
         False, "only evaluate: --weights, --resume or the latest checkpoint", "-e", "--evaluate"
     )
-    pretrained: bool = _flag(False, "start from torchvision's weights (needs a network)")
-    weights: Path | None = _flag(None, "start from this state dict or checkpoint")
-    save_model: bool = _flag(False, "write the model, a plain state dict, at the end")
-    output: Path | None = _flag(None, "the run's folder; default run_results/DEVICE/RUN_ID")
-    resume: Path | None = _flag(
+    pretrained: bool = flag(False, "start from torchvision's weights (needs a network)")
+    weights: Path | None = flag(None, "start from this state dict or checkpoint")
+    save_model: bool = flag(False, "write the model, a plain state dict, at the end")
+    output: Path | None = flag(None, "the run's folder; default run_results/DEVICE/RUN_ID")
+    resume: Path | None = flag(
         None,
         "checkpoint to continue from (default: the latest in --output), or 'last': the newest "
         "unfinished run of this command in run_results/",
     )
-    force: bool = _flag(False, "resume even if the data or the recipe changed")
-    checkpoint_minutes: float = _flag(15.0, "write a checkpoint at least this often")
-    deadline: float | None = _flag(None, "unix time to stop by; default: SLURM's time limit")
-    timeout_minutes: float = _flag(10.0, "how long ranks wait for each other")
-    data_dir: Path | None = _flag(None, "folder that a URL is fetched to; default ./data")
-    federation: str | None = _flag(None, "discovery host of osdf:// URLs; default OSDF's")
-    token: Path | None = _flag(None, "file with the bearer token for a protected URL")
-    index_dir: Path | None = _flag(None, "where tar indexes go when DATA is read-only")
-    allow_empty_classes: bool = _flag(False, "class folders without an image are classes too")
-    skip_bad_images: int = _flag(0, "undecodable images to tolerate per epoch")
-    tensorboard: bool = _flag(False, "also write TensorBoard events to the output folder")
-    show_recipe: bool = _flag(False, "print the recipe of this batch size and stop")
+    force: bool = flag(False, "resume even if the data or the recipe changed")
+    checkpoint_minutes: float = flag(15.0, "write a checkpoint at least this often")
+    deadline: float | None = flag(None, "unix time to stop by; default: SLURM's time limit")
+    timeout_minutes: float = flag(10.0, "how long ranks wait for each other")
+    data_dir: Path | None = flag(None, "folder that a URL is fetched to; default ./data")
+    federation: str | None = flag(None, "discovery host of osdf:// URLs; default OSDF's")
+    token: Path | None = flag(None, "file with the bearer token for a protected URL")
+    index_dir: Path | None = flag(None, "where tar indexes go when DATA is read-only")
+    allow_empty_classes: bool = flag(False, "class folders without an image are classes too")
+    skip_bad_images: int = flag(0, "undecodable images to tolerate per epoch")
+    tensorboard: bool = flag(False, "also write TensorBoard events to the output folder")
+    show_recipe: bool = flag(False, "print the recipe of this batch size and stop")
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -163,31 +161,7 @@ def parse_config(argv: list[str]) -> TrainConfig:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    hints = typing.get_type_hints(TrainConfig)
-    for spec in dataclasses.fields(TrainConfig):
-        _add_flag(parser, spec, hints[spec.name])
-    return TrainConfig(**vars(parser.parse_args(argv)))
-
-
-def _add_flag(parser: argparse.ArgumentParser, spec: dataclasses.Field[Any], hint: Any) -> None:
-    text, names = spec.metadata["help"], list(spec.metadata["names"])
-    if spec.name == "data":
-        parser.add_argument("data", nargs="?", default="", metavar="DATA", help=text)
-        return
-    names = names or ["--" + spec.name.replace("_", "-")]
-    options: dict[str, Any] = {"dest": spec.name, "default": spec.default, "help": text}
-    if hint is bool:
-        parser.add_argument(*names, action="store_true", **options)
-        return
-    if isinstance(hint, types.UnionType):
-        hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))
-    elif spec.default not in (None, ""):
-        options["help"] += f" (default {spec.default})"
-    if spec.metadata["choices"]:
-        parser.add_argument(*names, choices=spec.metadata["choices"], **options)
-    else:
-        metavar = {int: "N", float: "X", Path: "PATH", str: "NAME"}[hint]
-        parser.add_argument(*names, type=hint, metavar=metavar, **options)
+    return parse_flags(TrainConfig, parser, argv, metavars=METAVARS)
 
 
 def _check(ok: bool, name: str, value: object, expected: str) -> None:

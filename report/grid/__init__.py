@@ -7,9 +7,8 @@ jobs            the parts of a job's story
 history         the events of each job
 rows            one row per job
 totals          the study's totals and shares
-published       the study's own tables
-report          the figures of a report
+osg_study       the study's own tables
+report          from files to the figures of a report
 tables          the report as tables
 plots           the study's four pictures
-input           from files to a report
 """

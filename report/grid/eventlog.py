@@ -15,6 +15,7 @@ from typing import Any
 from dataset.errors import UserError
 from report.grid.eventlog_parse import Event, EventReader, JobId, header_event, import_bindings
 from report.grid.eventlog_split import HEADER, Piece, split_log
+from report.words import count
 
 __all__ = ["Event", "EventLog", "JobId", "read_event_log", "read_event_logs"]
 
@@ -47,6 +48,22 @@ class EventLog:
     num_torn: int = 0  # cut short by a crash, or without a date that there is
     num_unreadable: int = 0  # whole, but the bindings refused the body: only its header is used
     unknown_kinds: Mapping[int, int] = field(default_factory=dict)
+
+    def describe_losses(self) -> list[str]:
+        """What of the logs could not be used, as sentences."""
+        remarks = []
+        if self.num_torn:
+            torn = count(self.num_torn, "event was", "events were")
+            remarks.append(f"{torn} cut short or had no valid date, and left out.")
+        if self.num_unreadable:
+            events = count(self.num_unreadable, "event")
+            remarks.append(
+                f"HTCondor's reader refused the body of {events}: only the header is used."
+            )
+        for kind, number in self.unknown_kinds.items():
+            events = count(number, "event was", "events were")
+            remarks.append(f"{events} of the unknown kind {kind:03d}, and left out.")
+        return remarks
 
 
 def read_event_logs(paths: list[Path]) -> EventLog:

@@ -1,14 +1,18 @@
-"""The grid report as figures: totals, sites, the limit of transfers, and waste by cause."""
+"""The grid report, from event logs or study tables to figures: totals, sites, waste by cause."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from dataset.errors import UserError
+from report.grid.eventlog import read_event_logs
+from report.grid.history import read_histories
 from report.grid.jobs import HELD, NOT_OVER, UNCHECKED
-from report.grid.published import Comparison
-from report.grid.rows import GridJob
+from report.grid.osg_study import Comparison, compare_with_printed, read_study
+from report.grid.rows import GridJob, make_row, read_records
 from report.grid.totals import Figure, compute_totals, get_useful_s, mean, median
 from report.words import count
 
@@ -53,6 +57,29 @@ class GridReport:
     remarks: tuple[str, ...] = ()
 
 
+def report_logs(logs: Sequence[Path], runs: Sequence[Path], tells_runs: bool = True) -> GridReport:
+    """The report of event logs, checked by the records that came back.
+
+    `tells_runs`: whether records that cannot be used are among its remarks.
+    """
+    events = read_event_logs(list(logs))
+    records, notes = read_records(list(runs))
+    histories = read_histories(events.events)
+    jobs = [make_row(history, records.get(history.job)) for history in histories]
+    if not jobs:
+        raise UserError(f"no job in {', '.join(map(str, logs))}; did it start yet?")
+    remarks = [*events.describe_losses(), *(notes if tells_runs else ())]
+    return make_report("Grid report", jobs, remarks=remarks)
+
+
+def report_tables(paths: Sequence[Path]) -> GridReport:
+    """The report of a study's own tables, against its printed totals where they are known."""
+    jobs = [job for path in paths for job in read_study(path)]
+    comparisons = compare_with_printed(paths[0], compute_totals(jobs)) if len(paths) == 1 else []
+    names = ", ".join(path.name for path in paths)
+    return make_report(f"Grid report of {names}", jobs, comparisons=comparisons)
+
+
 def make_report(
     title: str,
     jobs: Sequence[GridJob],
@@ -79,11 +106,6 @@ def make_report(
         tuple(comparisons),
         tuple(remarks),
     )
-
-
-def count_outcomes(jobs: Iterable[GridJob]) -> Counter[str]:
-    """How many jobs came to each end."""
-    return Counter(job.outcome for job in jobs)
 
 
 def name_cause(job: GridJob) -> str:

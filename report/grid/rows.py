@@ -17,8 +17,15 @@ from report.grid.jobs import (
     JobHistory,
     Transfer,
 )
-from report.record_shape import shape_record, to_number, to_positive
-from train.records.record import STAGES_FILE, Record, find_runs, read_lines, read_run
+from report.record_shape import shape_record, to_number
+from train.records.record import (
+    STAGES_FILE,
+    Record,
+    explain_untrained,
+    find_runs,
+    read_lines,
+    read_run,
+)
 
 Span = tuple[float, float]
 _JOB_ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
@@ -138,13 +145,8 @@ def check_outcome(row: GridJob, record: JobRecord | None) -> GridJob:
     """The row with 'exit 0' turned into success or wrong output by the run.json that came back."""
     if row.outcome != UNCHECKED or record is None:
         return row
-    run = record.run
-    if run.get("status") != "done" or run.get("exit_code") != 0:
-        status, code = run.get("status"), run.get("exit_code")
-        detail = f"run.json says {status}, exit {code}"
-        return replace(row, outcome=WRONG_OUTPUT, detail=detail)
-    if to_positive(run.get("images_trained")) is None:
-        return replace(row, outcome=WRONG_OUTPUT, detail="run.json says that nothing was trained")
+    if problem := explain_untrained(record.run):
+        return replace(row, outcome=WRONG_OUTPUT, detail=problem)
     return replace(row, outcome=SUCCESS)
 
 

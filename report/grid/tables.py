@@ -6,13 +6,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from report.grid.eventlog import EventLog
 from report.grid.jobs import HELD, OUTCOMES
 from report.grid.report import GridReport
 from report.grid.rows import GridJob
 from report.grid.totals import Figure
 from report.table import Cell, Column, Table, Value
-from report.words import choose_unit, count
+from report.words import choose_unit
 
 SITE_NOTE = (
     "compute: successful jobs that ended at the site; transfers: every input transfer that "
@@ -36,21 +35,6 @@ def make_tables(report: GridReport) -> list[Table]:
         make_job_table(report),
     ]
     return [table for table in tables if table.rows]
-
-
-def describe_log(log: EventLog) -> list[str]:
-    """What of the event logs could not be used, as sentences."""
-    remarks = []
-    if log.num_torn:
-        torn = count(log.num_torn, "event was", "events were")
-        remarks.append(f"{torn} cut short or had no valid date, and left out.")
-    if log.num_unreadable:
-        events = count(log.num_unreadable, "event")
-        remarks.append(f"HTCondor's reader refused the body of {events}: only the header is used.")
-    for kind, number in log.unknown_kinds.items():
-        events = count(number, "event was", "events were")
-        remarks.append(f"{events} of the unknown kind {kind:03d}, and left out.")
-    return remarks
 
 
 def make_outcome_table(report: GridReport) -> Table:

@@ -1,9 +1,9 @@
 """The parts of scripts/scaling_study.py.
 
-plan        what to run
+plan        what to run: sizes, batches, commands
+study_file  study.json, so that a study can be continued
 microbatch  the microbatch that all rows share
-batches     sbatch files
-jobs        how points are started
+jobs        how runs are started
 state       how far they are
-story       the study from start to table
+run_study   the study from start to table
 """

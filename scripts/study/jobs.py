@@ -1,4 +1,4 @@
-"""Submits the points of a study through submitit, asks for the state of their jobs, ends them."""
+"""Submits the runs of a study through submitit, asks for the state of their jobs, ends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from dataset.errors import PassingError, UserError
 from report.words import count
-from scripts.study.plan import Plan, Point, uses_gpus
+from scripts.study.plan import StudyPlan, StudyRun, uses_gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL_LIMIT_MIN = 60 * 24 * 365  # submitit ends a local job after two minutes unless told otherwise
@@ -73,68 +73,68 @@ def make_task(argv: Sequence[str]) -> Callable[[], None]:
     return train_in_process
 
 
-def log_folder(folder: Path, point: Point) -> Path:
-    return folder / "logs" / point.name.rpartition("-r")[0]
+def log_folder(folder: Path, run: StudyRun) -> Path:
+    return folder / "logs" / run.name.rpartition("-r")[0]
 
 
-def submit_local(plan: Plan, point: Point, folder: Path) -> submitit.Job[Any]:
-    """Starts a point on this machine; a Ctrl-C in this terminal does not reach its ranks."""
-    executor = submitit.LocalExecutor(log_folder(folder, point))
+def submit_local(plan: StudyPlan, run: StudyRun, folder: Path) -> submitit.Job[Any]:
+    """Starts a run on this machine; a Ctrl-C in this terminal does not reach its ranks."""
+    executor = submitit.LocalExecutor(log_folder(folder, run))
     executor.update_parameters(
         timeout_min=LOCAL_LIMIT_MIN,
-        tasks_per_node=point.num_gpus,
+        tasks_per_node=run.num_gpus,
         stderr_to_stdout=True,
-        **_local_gpus(plan, point),
+        **_local_gpus(plan, run),
     )
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return executor.submit(make_task(point.argv))
+        return executor.submit(make_task(run.argv))
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _local_gpus(plan: Plan, point: Point) -> dict[str, Any]:
+def _local_gpus(plan: StudyPlan, run: StudyRun) -> dict[str, Any]:
     """submitit hides all GPUs of this machine from a local job that does not ask for them."""
     if not uses_gpus(plan) or not Path("/dev/nvidia0").exists():
         return {}
-    options: dict[str, Any] = {"gpus_per_node": point.num_gpus}
+    options: dict[str, Any] = {"gpus_per_node": run.num_gpus}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name for name in visible.split(",") if name]
-        if len(names) < point.num_gpus or not all(name.isdigit() for name in names):
+        if len(names) < run.num_gpus or not all(name.isdigit() for name in names):
             raise UserError(
-                f"CUDA_VISIBLE_DEVICES={visible} does not name {point.num_gpus} GPUs by number; "
+                f"CUDA_VISIBLE_DEVICES={visible} does not name {run.num_gpus} GPUs by number; "
                 "export more of them or ask for fewer --gpus"
             )
         options["visible_gpus"] = tuple(int(name) for name in names)
     return options
 
 
-def submit_slurm(plan: Plan, points: Sequence[Point], folder: Path) -> list[str]:
-    """Submits the points of one size, repeats as an array; returns their job ids."""
+def submit_slurm(plan: StudyPlan, runs: Sequence[StudyRun], folder: Path) -> list[str]:
+    """Submits the runs of one size, repeats as an array; returns their job ids."""
     if shutil.which("sbatch") is None:
         raise UserError("no sbatch here; run this on a login node, or use --cluster local")
-    executor = SlurmExecutor(log_folder(folder, points[0]))
-    executor.update_parameters(**slurm_parameters(plan, points[0]))
-    tasks = [make_task(point.argv) for point in points]
+    executor = SlurmExecutor(log_folder(folder, runs[0]))
+    executor.update_parameters(**slurm_parameters(plan, runs[0]))
+    tasks = [make_task(run.argv) for run in runs]
     try:
         jobs = executor.submit_array(tasks) if len(tasks) > 1 else [executor.submit(tasks[0])]
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"sbatch refused {points[0].name}: {reason}") from None
+        raise UserError(f"sbatch refused {runs[0].name}: {reason}") from None
     return [job.job_id for job in jobs]
 
 
-def slurm_parameters(plan: Plan, point: Point) -> dict[str, Any]:
-    """The options of a point's job, in submitit's names."""
+def slurm_parameters(plan: StudyPlan, run: StudyRun) -> dict[str, Any]:
+    """The options of a run's job, in submitit's names."""
     options = plan.slurm
     more: dict[str, Any] = {"requeue": True, "time": options.time}
     named = {"partition": options.partition, "account": options.account, "qos": options.qos}
     named |= {"constraint": options.constraint, "mem_per_cpu": options.mem_per_cpu}
     return {
-        "job_name": point.name.rpartition("-r")[0],
-        "nodes": point.num_nodes,
-        "ntasks_per_node": point.ranks_per_node,
+        "job_name": run.name.rpartition("-r")[0],
+        "nodes": run.num_nodes,
+        "ntasks_per_node": run.ranks_per_node,
         "cpus_per_task": options.cpus_per_task,
         # Since SLURM 22.05 srun does not inherit --cpus-per-task from sbatch; and when one rank
         # fails, the others must end too.
@@ -143,22 +143,22 @@ def slurm_parameters(plan: Plan, point: Point) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "wckey": None,
         "additional_parameters": more,
-        **({"gpus_per_node": point.ranks_per_node} if uses_gpus(plan) else {}),
+        **({"gpus_per_node": run.ranks_per_node} if uses_gpus(plan) else {}),
         **{name: value for name, value in named.items() if value is not None},
     }
 
 
-def describe(plan: Plan, points: Sequence[Point], folder: Path) -> str:
-    """What would be submitted: the command of each point and, on SLURM, the sbatch text."""
+def describe(plan: StudyPlan, runs: Sequence[StudyRun], folder: Path) -> str:
+    """What would be submitted: the command of each run and, on SLURM, the sbatch text."""
     command = "python -m train " + "{}"
     lines = [
-        f"# {p.name}: {count(p.num_gpus, 'rank')}\n{command.format(shlex.join(p.argv))}"
-        for p in points
+        f"# {run.name}: {count(run.num_gpus, 'rank')}\n{command.format(shlex.join(run.argv))}"
+        for run in runs
     ]
     if plan.cluster == "slurm":
-        executor = _SlurmTextExecutor(log_folder(folder, points[0]), python=sys.executable)
-        executor.update_parameters(**slurm_parameters(plan, points[0]))
-        lines.append(executor.text(len(points)))
+        executor = _SlurmTextExecutor(log_folder(folder, runs[0]), python=sys.executable)
+        executor.update_parameters(**slurm_parameters(plan, runs[0]))
+        lines.append(executor.text(len(runs)))
     return "\n".join(lines) + "\n"
 
 

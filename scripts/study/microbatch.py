@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dataset.errors import CommandError
-from scripts.study.plan import StudyFile, make_points, write_study
+from scripts.study.plan import make_runs
+from scripts.study.study_file import StudyFile, write_study
 from train.records.record import RUN_FILE, read_run
 
 log = logging.getLogger("trainyard")
@@ -15,15 +16,15 @@ log = logging.getLogger("trainyard")
 
 def find_microbatches(study: StudyFile, folder: Path) -> dict[str, int]:
     """The microbatch of each recorded row, by name; empty if all rows have the same."""
-    points = make_points(study.plan, folder)
+    runs = make_runs(study.plan, folder)
     found = {}
-    for point in points:
+    for run in runs:
         try:
-            microbatch = read_run(folder / point.name)["config"]["microbatch"]
+            microbatch = read_run(folder / run.name)["config"]["microbatch"]
         except (OSError, KeyError, TypeError, CommandError):
             continue
         if type(microbatch) is int and microbatch > 0:
-            found[point.name] = microbatch
+            found[run.name] = microbatch
     return found if len(set(found.values())) > 1 else {}
 
 

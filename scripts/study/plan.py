@@ -1,39 +1,34 @@
-"""What a scaling study runs: its points, their batches and commands, kept in study.json."""
+"""What a scaling study runs: each size and repeat, with its batch and its command."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from dataset.durable import write_json
 from dataset.errors import UserError
-from report.record_shape import shorten
-from scripts.study.batches import batch_sizes, microbatch_flags
+from dataset.flags import flag
 from train.config import TrainConfig, parse_config
 from train.recipe import choose_recipe
-from train.records.record import parse_json
 
-STUDY_FILE = "study.json"
-SCHEMA = 1
 CLUSTERS = ("local", "slurm")
-MAX_COUNT = 10**5  # of GPUs or repeats
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
     """What is passed on to sbatch; None: the site's default."""
 
-    partition: str | None = None
-    account: str | None = None
-    constraint: str | None = None
-    qos: str | None = None
-    time: str = "24:00:00"
-    gpus_per_node: int | None = None  # None: 4 ranks a node, with GPUs unless --device cpu
-    cpus_per_task: int = 16
-    mem_per_cpu: str | None = "4G"
+    partition: str | None = flag(None, None)
+    account: str | None = flag(None, None)
+    constraint: str | None = flag(None, None)
+    qos: str | None = flag(None, None)
+    time: str = flag("24:00:00", "default 24:00:00")
+    # None: 4 ranks a node, with GPUs unless --device cpu
+    gpus_per_node: int | None = flag(None, "default 4; none with --device cpu")
+    cpus_per_task: int = flag(16, "default 16")
+    mem_per_cpu: str | None = flag("4G", "default 4G")
 
     @property
     def ranks_per_node(self) -> int:
@@ -41,7 +36,7 @@ class SlurmOptions:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A study as it was asked for."""
 
     data: str  # a URL, or a path relative to the study's folder, so that both can move together
@@ -75,7 +70,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Point:
+class StudyRun:
     """One run of a study: a size and its repeat."""
 
     name: str
@@ -90,7 +85,7 @@ class Point:
         return self.num_gpus // self.num_nodes
 
 
-def make_points(plan: Plan, folder: Path) -> list[Point]:
+def make_runs(plan: StudyPlan, folder: Path) -> list[StudyRun]:
     """Every run of the study; raises for flags that the trainer would refuse.
 
     Rows are comparable only if they share a recipe, so `auto` is asked once, for the smallest.
@@ -102,7 +97,7 @@ def make_points(plan: Plan, folder: Path) -> list[Point]:
     batches = batch_sizes(plan.gpus, plan.mode, config.batch_size)
     if config.microbatch is None:
         pinned += microbatch_flags(batches, plan.microbatch)
-    points = []
+    runs = []
     for num_gpus, batch_size in batches.items():
         for repeat in range(plan.repeats):
             name = f"{folder.name}-gpus{num_gpus:04d}-r{repeat + 1}"
@@ -110,31 +105,31 @@ def make_points(plan: Plan, folder: Path) -> list[Point]:
             own = ["-b", str(batch_size), *pinned, *seed, "--output", _from_here(folder / name)]
             num_nodes = _num_nodes(plan, num_gpus)
             argv = (*base, *own)
-            points.append(Point(name, num_gpus, num_nodes, repeat + 1, batch_size, argv))
-    return points
+            runs.append(StudyRun(name, num_gpus, num_nodes, repeat + 1, batch_size, argv))
+    return runs
 
 
-def describe_pin(plan: Plan, folder: Path) -> str:
+def describe_pin(plan: StudyPlan, folder: Path) -> str:
     """A sentence if `auto` would have chosen another recipe for some rows, else nothing."""
     config = _parse(plan, folder)
     pinned = _first_recipe(config)
-    for point in make_points(plan, folder):
-        other = choose_recipe(config.recipe, point.batch_size)
+    for run in make_runs(plan, folder):
+        other = choose_recipe(config.recipe, run.batch_size)
         if other != pinned:
             return (
                 f"recipe: {pinned} in all rows, so that they can be compared; auto would take "
-                f"{other} from batch {point.batch_size} on"
+                f"{other} from batch {run.batch_size} on"
             )
     return ""
 
 
-def _parse(plan: Plan, folder: Path) -> TrainConfig:
+def _parse(plan: StudyPlan, folder: Path) -> TrainConfig:
     data = [_data_argument(plan, folder)] if plan.data else []
     return parse_config([*data, *plan.train_flags])
 
 
 def _first_recipe(config: TrainConfig) -> str:
-    """The recipe of the smallest point, whose batch is the one that was given."""
+    """The recipe of the smallest run, whose batch is the one that was given."""
     return choose_recipe(config.recipe, config.batch_size)
 
 
@@ -147,7 +142,7 @@ def relative_data(data: str, folder: Path) -> str:
     return os.path.relpath(data, folder)
 
 
-def _data_argument(plan: Plan, folder: Path) -> str:
+def _data_argument(plan: StudyPlan, folder: Path) -> str:
     if "://" in plan.data:
         return plan.data
     return _from_here(Path(os.path.normpath(folder / plan.data)))
@@ -162,137 +157,59 @@ def _from_here(path: Path) -> str:
 
 
 def _without_batch(flags: tuple[str, ...]) -> list[str]:
-    """The trainer's flags without -b, which each point sets for itself."""
+    """The trainer's flags without -b, which each run sets for itself."""
     kept, skip = [], False
-    for flag in flags:
+    for word in flags:
         if skip:
             skip = False
-        elif flag in ("-b", "--batch-size"):
+        elif word in ("-b", "--batch-size"):
             skip = True
-        elif not flag.startswith("--batch-size=") and not (flag[:2] == "-b" and flag[2:].isdigit()):
-            kept.append(flag)
+        elif not word.startswith("--batch-size=") and not (word[:2] == "-b" and word[2:].isdigit()):
+            kept.append(word)
     return kept
 
 
-def uses_gpus(plan: Plan) -> bool:
+def uses_gpus(plan: StudyPlan) -> bool:
     """Whether each rank gets a GPU; with --device cpu ranks are plain processes, unless the
     job's GPUs were asked for by their number."""
     if plan.cluster == "slurm" and plan.slurm.gpus_per_node is not None:
         return True
     flags = plan.train_flags
     is_cpu = any(
-        flag == "--device=cpu" or (flag == "--device" and flags[i + 1 : i + 2] == ("cpu",))
-        for i, flag in enumerate(flags)
+        word == "--device=cpu" or (word == "--device" and flags[i + 1 : i + 2] == ("cpu",))
+        for i, word in enumerate(flags)
     )
     return not is_cpu
 
 
-def _num_nodes(plan: Plan, num_gpus: int) -> int:
+def _num_nodes(plan: StudyPlan, num_gpus: int) -> int:
     return -(-num_gpus // plan.slurm.ranks_per_node) if plan.cluster == "slurm" else 1
 
 
-@dataclass(frozen=True)
-class StudyFile:
-    """study.json: the plan, and the jobs that were submitted for each point, oldest first."""
-
-    plan: Plan
-    jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def with_job(self, name: str, job_id: str) -> StudyFile:
-        """The same with one more job of a point."""
-        return replace(self, jobs={**self.jobs, name: (*self.jobs.get(name, ()), job_id)})
-
-    def last_job(self, name: str) -> str | None:
-        return self.jobs[name][-1] if self.jobs.get(name) else None
-
-
-def write_study(folder: Path, study: StudyFile) -> None:
-    """Saves the study, so that it can be continued from another shell or after a reboot."""
-    record = {"schema": SCHEMA, "plan": asdict(study.plan), "jobs": dict(study.jobs)}
-    write_json(folder / STUDY_FILE, record)
+def batch_sizes(gpus: Sequence[int], mode: str, first_batch: int) -> dict[int, int]:
+    """The global batch of each size, given that of the smallest one."""
+    smallest = min(gpus)
+    batches = {}
+    for num_gpus in sorted(gpus):
+        scale = num_gpus / smallest if mode == "weak" else 1
+        batch_size = round(first_batch * scale)
+        if batch_size % num_gpus or batch_size != first_batch * scale:
+            raise UserError(
+                f"a batch of {first_batch} cannot be split evenly over {num_gpus} GPUs ({mode} "
+                f"scaling from {smallest}); give -b a multiple of {smallest * num_gpus} after --"
+            )
+        batches[num_gpus] = batch_size
+    return batches
 
 
-def read_study(folder: Path) -> StudyFile:
-    """The study of a folder."""
-    path = folder / STUDY_FILE
-    if not path.exists():
-        raise UserError(
-            f"{folder} is not a study: no {STUDY_FILE} in it; give the --out of a study"
-        )
-    try:
-        record = parse_json(path.read_bytes())
-        if record["schema"] > SCHEMA:
-            raise UserError(f"{path} has schema {record['schema']}; update this code to read it")
-        return StudyFile(_plan_from(record["plan"]), _jobs_from(record["jobs"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path} cannot be read ({error!r}); was it edited by hand?") from None
+def microbatch_flags(batches: Mapping[int, int], agreed: int | None) -> list[str]:
+    """Flags that give batch norm groups of the same size in all rows.
 
-
-def extend_study(old: StudyFile, wanted: Plan, folder: Path) -> StudyFile:
-    """The study of a folder with the points of the new plan; another recipe is refused.
-
-    More sizes or repeats, or other options of SLURM, continue a study; a point that exists
-    must keep its command, because its run would be resumed.
+    `agreed` is the smallest microbatch that a row found to fit. Until there is one, each row looks
+    for what fits, starting with the largest microbatch that all rows could use.
     """
-    gpus = tuple(sorted({*old.plan.gpus, *wanted.gpus}))
-    repeats = max(old.plan.repeats, wanted.repeats)
-    merged = replace(wanted, gpus=gpus, repeats=repeats, microbatch=old.plan.microbatch)
-    before = {point.name: point.argv for point in make_points(old.plan, folder)}
-    after = {point.name: point.argv for point in make_points(merged, folder)}
-    changed = [name for name, argv in before.items() if after.get(name) != argv]
-    if changed or old.plan.cluster != wanted.cluster:
-        raise UserError(
-            f"{folder} holds another study (its flags: {_describe(old.plan)}); give another --out, "
-            f"or continue it with: scaling_study.py resume {folder}"
-        )
-    return replace(old, plan=merged)
-
-
-def _plan_from(record: dict[str, Any]) -> Plan:
-    """The plan of study.json; ValueError for a field of the wrong type, KeyError without one."""
-    slurm = record["slurm"]
-    _check(isinstance(slurm, dict), "slurm", slurm)
-    for name, value in slurm.items():
-        _check(value is None or isinstance(value, str | int), name, value)
-    for name in ("data", "cluster", "mode"):
-        _check(isinstance(record[name], str), name, record[name])
-    _check(record["cluster"] in CLUSTERS, "cluster", record["cluster"])
-    gpus, flags, repeats = record["gpus"], record["train_flags"], record["repeats"]
-    _check(isinstance(gpus, list) and all(map(_is_count, gpus)), "gpus", gpus)
-    _check(isinstance(flags, list) and all(isinstance(f, str) for f in flags), "flags", flags)
-    _check(_is_count(repeats), "repeats", repeats)
-    microbatch = record.get("microbatch")  # not in a study of an earlier version
-    _check(microbatch is None or _is_count(microbatch), "microbatch", microbatch)
-    return Plan(
-        data=record["data"],
-        cluster=record["cluster"],
-        gpus=tuple(gpus),
-        mode=record["mode"],
-        repeats=repeats,
-        train_flags=tuple(flags),
-        slurm=SlurmOptions(**slurm),
-        microbatch=microbatch,
-    )
-
-
-def _jobs_from(record: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    for name, ids in record.items():
-        _check(isinstance(ids, list) and all(isinstance(i, str) for i in ids), name, ids)
-    return {name: tuple(ids) for name, ids in record.items()}
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MAX_COUNT
-
-
-def _check(is_right: bool, name: str, value: Any) -> None:
-    if not is_right:
-        raise ValueError(f"{name} is {shorten(value)}")
-
-
-def _describe(plan: Plan) -> str:
-    gpus = ",".join(map(str, plan.gpus))
-    flags = " ".join(plan.train_flags)
-    return f"{plan.data} --gpus {gpus} --cluster {plan.cluster} --{plan.mode} -- {flags}"
+    if agreed is not None:
+        return ["--microbatch", str(agreed)]
+    per_gpu = [batch_size // num_gpus for num_gpus, batch_size in batches.items()]
+    shared = math.gcd(*per_gpu)
+    return ["--largest-microbatch", str(shared)] if max(per_gpu) > shared else []

@@ -1,4 +1,4 @@
-"""How far each point of a study is, from its run.json and its job, and what its log says."""
+"""How far each run of a study is, from its run.json and its job, and what its log says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataset.errors import CommandError
 from report.record_shape import is_number, shape_record, to_positive, to_whole
 from report.table import Cell, Column, Table
 from scripts.study.jobs import is_local_alive, log_folder, slurm_end, slurm_states
-from scripts.study.plan import Point, StudyFile
+from scripts.study.plan import StudyRun
+from scripts.study.study_file import StudyFile
 from train.records.record import EPOCHS_FILE, RUN_FILE, read_epochs, read_run
 
 LOG_LINES = 6
@@ -28,10 +29,10 @@ _ENDS = {
 
 
 @dataclass(frozen=True)
-class PointState:
-    """One point now: done, running, queued, stopped (can go on), failed, or missing."""
+class RunState:
+    """One run now: done, running, queued, stopped (can go on), failed, or missing."""
 
-    point: Point
+    run: StudyRun
     state: str
     detail: str
     job_id: str | None
@@ -42,43 +43,43 @@ class PointState:
         return self.state in ("running", "queued")
 
 
-def find_states(study: StudyFile, points: Sequence[Point], folder: Path) -> list[PointState]:
-    """The state of every point."""
-    jobs = {p.name: job for p in points if (job := study.last_job(p.name))}
+def find_states(study: StudyFile, runs: Sequence[StudyRun], folder: Path) -> list[RunState]:
+    """The state of every run."""
+    jobs = {run.name: job for run in runs if (job := study.last_job(run.name))}
     if study.plan.cluster == "slurm":
         active = slurm_states(list(jobs.values())) if jobs else {}
     else:
         active = {job: "RUNNING" for job in jobs.values() if is_local_alive(job)}
-    return [_state_of(study, point, folder, jobs.get(point.name), active) for point in points]
+    return [_state_of(study, run, folder, jobs.get(run.name), active) for run in runs]
 
 
 def _state_of(
-    study: StudyFile, point: Point, folder: Path, job_id: str | None, active: Mapping[str, str]
-) -> PointState:
-    run = _read(folder / point.name)
-    status, code = run.get("status"), run.get("exit_code")
+    study: StudyFile, run: StudyRun, folder: Path, job_id: str | None, active: Mapping[str, str]
+) -> RunState:
+    record = _read(folder / run.name)
+    status, code = record.get("status"), record.get("exit_code")
     if job_id is not None and job_id in active:
         word, _, reason = active[job_id].partition(" ")
         if word == "PENDING":
             # SLURM says None before it has looked at the job for the first time.
             why = f"waiting: {reason}" if reason not in ("", "None") else "waiting for SLURM"
-            return PointState(point, "queued", why, job_id)
-        return PointState(point, "running", _progress(folder / point.name, run), job_id)
+            return RunState(run, "queued", why, job_id)
+        return RunState(run, "running", _progress(folder / run.name, record), job_id)
     if status == "done":
-        return PointState(point, "done", _progress(folder / point.name, run), job_id, 0)
+        return RunState(run, "done", _progress(folder / run.name, record), job_id, 0)
     if job_id is None:
         detail = "not submitted yet" if study.plan.cluster == "slurm" else "not started yet"
-        return PointState(point, "missing", detail, None)
-    if _is_older(folder / point.name / RUN_FILE, log_folder(folder, point), job_id):
-        return PointState(point, "failed", "ended before it could resume its run", job_id)
+        return RunState(run, "missing", detail, None)
+    if _is_older(folder / run.name / RUN_FILE, log_folder(folder, run), job_id):
+        return RunState(run, "failed", "ended before it could resume its run", job_id)
     if status == "checkpointed":
-        return PointState(point, "stopped", "has a checkpoint and can be resumed", job_id, code)
+        return RunState(run, "stopped", "has a checkpoint and can be resumed", job_id, code)
     ended = slurm_end(job_id) if study.plan.cluster == "slurm" else ""
     if status == "running" or (status is None and ended in ("CANCELLED", "PREEMPTED")):
-        return PointState(point, "stopped", _ENDS.get(ended, "was killed"), job_id, code)
+        return RunState(run, "stopped", _ENDS.get(ended, "was killed"), job_id, code)
     how = f" ({_ENDS[ended]})" if ended in _ENDS else ""
     detail = f"exit {code}" if code is not None else f"ended without a record{how}"
-    return PointState(point, "failed", detail, job_id, code)
+    return RunState(run, "failed", detail, job_id, code)
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -99,12 +100,12 @@ def _is_older(run_file: Path, logs: Path, job_id: str) -> bool:
     return run_file.stat().st_mtime < submitted.stat().st_mtime
 
 
-def _progress(folder: Path, run: Mapping[str, Any]) -> str:
+def _progress(folder: Path, record: Mapping[str, Any]) -> str:
     """How far the trainer is, in its epochs."""
-    total = to_whole((run.get("config") or {}).get("epochs"))
+    total = to_whole((record.get("config") or {}).get("epochs"))
     epochs = read_epochs(folder) if (folder / EPOCHS_FILE).exists() else []
     if not epochs:
-        return "starting" if run.get("status") != "done" else ""
+        return "starting" if record.get("status") != "done" else ""
     last = epochs[-1]
     words = [f"epoch {last['epoch'] + 1}" + (f" of {total}" if total else "")]
     if is_number(last.get("val_acc1")):
@@ -114,9 +115,9 @@ def _progress(folder: Path, run: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def log_tail(state: PointState, folder: Path) -> list[str]:
-    """The last log lines of a point's last job, from the first rank that logged an error."""
-    logs = sorted(log_folder(folder, state.point).glob(f"{state.job_id}_*_log.out"))
+def log_tail(state: RunState, folder: Path) -> list[str]:
+    """The last log lines of a run's last job, from the first rank that logged an error."""
+    logs = sorted(log_folder(folder, state.run).glob(f"{state.job_id}_*_log.out"))
     texts = [path.read_text(errors="replace").splitlines() for path in logs]
     with_error = [text for text in texts if any("rror" in line for line in text[-LOG_LINES:])]
     return (with_error or texts or [[]])[0][-LOG_LINES:]
@@ -125,11 +126,11 @@ def log_tail(state: PointState, folder: Path) -> list[str]:
 class LogFollower:
     """The lines that rank 0 of a job adds to its log, for a person who waits."""
 
-    def __init__(self, folder: Path, point: Point, job_id: str) -> None:
-        self._path = log_folder(folder, point) / f"{job_id}_0_log.out"
+    def __init__(self, folder: Path, run: StudyRun, job_id: str) -> None:
+        self._path = log_folder(folder, run) / f"{job_id}_0_log.out"
         self._offset = 0
 
-    def new_lines(self) -> list[str]:
+    def read_new_lines(self) -> list[str]:
         """The whole lines since the last call, without submitit's own."""
         if not self._path.exists():
             return []
@@ -141,7 +142,7 @@ class LogFollower:
         return [line for line in lines if line and not line.startswith("submitit")]
 
 
-def state_table(states: Sequence[PointState], title: str) -> Table:
+def state_table(states: Sequence[RunState], title: str) -> Table:
     """The states as a table for people and programs."""
     columns = (
         Column("name", "Point", is_number=False),
@@ -154,10 +155,10 @@ def state_table(states: Sequence[PointState], title: str) -> Table:
     )
     rows = tuple(
         (
-            Cell(s.point.name, s.point.name),
-            Cell(str(s.point.num_gpus), s.point.num_gpus),
-            Cell(str(s.point.num_nodes), s.point.num_nodes),
-            Cell(str(s.point.batch_size), s.point.batch_size),
+            Cell(s.run.name, s.run.name),
+            Cell(str(s.run.num_gpus), s.run.num_gpus),
+            Cell(str(s.run.num_nodes), s.run.num_nodes),
+            Cell(str(s.run.batch_size), s.run.batch_size),
             Cell(s.job_id or "", s.job_id),
             Cell(s.state, s.state),
             Cell(s.detail, s.detail),

@@ -9,19 +9,22 @@ from pathlib import Path
 import pytest
 
 from benchmarks import bench
-from benchmarks.bench import FACTS, LOCAL, RESULTS, describe_ratio, find_commit, make_parser
+from benchmarks.bench import FACTS, LOCAL, RESULTS, RecordFlags, describe_ratio, find_commit
+from dataset.flags import make_parser, parse_flags
 
 
 def test_the_committed_records_are_written_only_when_asked() -> None:
-    parser = make_parser("text")
-    assert bench.record_folder(parser.parse_args([])) == LOCAL
-    assert bench.record_folder(parser.parse_args(["--save"])) == RESULTS
-    assert bench.record_folder(parser.parse_args(["--out", "x"])) == Path("x")
+    def find_folder(*words: str) -> Path:
+        return parse_flags(RecordFlags, make_parser("text"), words).folder
+
+    assert find_folder() == LOCAL
+    assert find_folder("--save") == RESULTS
+    assert find_folder("--out", "x") == Path("x")
 
 
 def test_a_record_has_the_facts_and_the_result(tmp_path: Path) -> None:
-    args = make_parser("text").parse_args(["--out", str(tmp_path)])
-    path = bench.write_result("name", {"rounds": 2, "seconds": [1, 2]}, args)
+    flags = RecordFlags(out=tmp_path)
+    path = bench.write_result("name", {"rounds": 2, "seconds": [1, 2]}, flags)
     record = json.loads(path.read_text())
     assert set(FACTS) | {"seconds"} == set(record)
     assert record["seconds"] == [1, 2]
@@ -55,3 +58,24 @@ def test_changed_code_is_dirty_and_changed_records_and_docs_are_not(tmp_path: Pa
     assert find_commit(tmp_path) == commit
     (tmp_path / "code.py").write_text("new")
     assert find_commit(tmp_path) == f"{commit}-dirty"
+
+
+def test_a_measuring_process_gets_its_flags_and_answers_in_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import json, pathlib, sys\npathlib.Path(sys.argv[1]).write_text(json.dumps(sys.argv[2:]))"
+    )
+    (tmp_path / "measure.py").write_text(code)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    assert bench.measure_beside_service("measure", "--rounds", 3) == ["--rounds", "3"]
+
+
+def test_a_measuring_process_that_fails_ends_the_benchmark_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "measure.py").write_text("raise SystemExit(75)")
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    with pytest.raises(SystemExit) as end:
+        bench.measure_beside_service("measure")
+    assert end.value.code == 75

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks import large_batch
-from benchmarks.large_batch import Data, Task, draw_images, fingerprint, make_plans, train_run
 from benchmarks.large_batch_report import (
     Rows,
     draw_curves,
@@ -17,6 +16,14 @@ from benchmarks.large_batch_report import (
     read_rows,
     won_back,
     write_rows,
+)
+from benchmarks.large_batch_task import (
+    Data,
+    Task,
+    draw_images,
+    fingerprint,
+    make_plans,
+    train_run,
 )
 
 SMALL_TASK = Task(num_classes=4, train_per_class=128, val_per_class=8, passes=2, eval_passes=1)

@@ -20,7 +20,7 @@ from benchmarks import (
     time_to_first_step,
 )
 from benchmarks.bench import format_table, median_ratio
-from benchmarks.load import own_s
+from benchmarks.machine_load import own_s
 from benchmarks.performance_doc import DOC, MAKERS
 
 
@@ -43,7 +43,7 @@ def test_a_disturbed_measurement_is_made_again_and_the_quietest_counts(
         def foreign_share(self) -> float:
             return next(self.shares)
 
-    monkeypatch.setattr(bench, "Load", FakeLoad)
+    monkeypatch.setattr(bench, "MachineLoad", FakeLoad)
     monkeypatch.setattr(bench, "QUIET_S", 0.0)
     values = iter([1.0, 2.0, 3.0, 4.0])
     assert bench.measure_undisturbed(lambda: next(values)) == 2.0  # after three tries

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from report.curves import load_epochs
-from report.grid.published import read_study
+from report.grid.osg_study import read_study
 from report.page import Contents, build_page
 from report.runs import load_runs
 from report.scaling import build_studies

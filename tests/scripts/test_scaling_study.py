@@ -17,17 +17,9 @@ import pytest
 from dataset.errors import UserError
 from scripts.study import state
 from scripts.study.microbatch import share_microbatch
-from scripts.study.plan import (
-    STUDY_FILE,
-    Plan,
-    SlurmOptions,
-    describe_pin,
-    extend_study,
-    make_points,
-    read_study,
-    relative_data,
-)
-from scripts.study.plan import StudyFile as Study
+from scripts.study.plan import SlurmOptions, StudyPlan, describe_pin, make_runs, relative_data
+from scripts.study.study_file import STUDY_FILE, extend_study, read_study
+from scripts.study.study_file import StudyFile as Study
 from tests.report.records import ROOT, run_record, write_raw
 from train.config import parse_config
 
@@ -35,7 +27,7 @@ SCRIPT = ROOT / "scripts" / "scaling_study.py"
 TINY = ("--dummy", "--device", "cpu", "-a", "resnet18", "--image-size", "32", "--threads", "1")
 
 
-def plan(**changes: Any) -> Plan:
+def plan(**changes: Any) -> StudyPlan:
     values = {
         "data": "https://host/data",
         "cluster": "local",
@@ -44,7 +36,7 @@ def plan(**changes: Any) -> Plan:
         "repeats": 1,
         "train_flags": ("-b", "32"),
     }
-    return Plan(**(values | changes))
+    return StudyPlan(**(values | changes))
 
 
 def environment() -> dict[str, str]:
@@ -61,32 +53,32 @@ def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_weak_points_multiply_the_smallest_batch() -> None:
-    points = make_points(plan(gpus=(4, 2)), Path("/s"))
-    assert [(p.num_gpus, p.batch_size) for p in points] == [(2, 32), (4, 64)]
+    runs = make_runs(plan(gpus=(4, 2)), Path("/s"))
+    assert [(run.num_gpus, run.batch_size) for run in runs] == [(2, 32), (4, 64)]
 
 
 def test_rows_share_the_largest_microbatch_that_all_could_have() -> None:
     """Batch norm then sees groups of one size in all rows (weak rows have one batch a GPU)."""
-    strong = make_points(plan(mode="strong", gpus=(2, 3), train_flags=("-b", "264")), Path("/s"))
-    assert [parse_config(list(p.argv)).largest_microbatch for p in strong] == [44, 44]
-    weak = make_points(plan(), Path("/s"))
-    assert [parse_config(list(p.argv)).largest_microbatch for p in weak] == [None] * 3
+    strong = make_runs(plan(mode="strong", gpus=(2, 3), train_flags=("-b", "264")), Path("/s"))
+    assert [parse_config(list(run.argv)).largest_microbatch for run in strong] == [44, 44]
+    weak = make_runs(plan(), Path("/s"))
+    assert [parse_config(list(run.argv)).largest_microbatch for run in weak] == [None] * 3
     given = plan(mode="strong", train_flags=("-b", "32", "--microbatch", "4"))
-    config = [parse_config(list(p.argv)) for p in make_points(given, Path("/s"))]
+    config = [parse_config(list(run.argv)) for run in make_runs(given, Path("/s"))]
     assert [(c.microbatch, c.largest_microbatch) for c in config] == [(4, None)] * 3
 
 
 def test_rows_that_found_other_microbatches_run_again_with_the_least(tmp_path: Path) -> None:
     study = Study(plan(gpus=(1, 2), repeats=2))
-    names = [point.name for point in make_points(study.plan, tmp_path)]
+    names = [run.name for run in make_runs(study.plan, tmp_path)]
     for name, microbatch in zip(names, (32, 32, 16, 32), strict=True):
         write_raw(tmp_path / name, run_record(name, config={"microbatch": microbatch}))
     shared = share_microbatch(study, tmp_path)
     assert shared.plan.microbatch == 16
     assert read_study(tmp_path) == shared
-    assert {parse_config(list(p.argv)).microbatch for p in make_points(shared.plan, tmp_path)} == {
-        16
-    }
+    assert {
+        parse_config(list(run.argv)).microbatch for run in make_runs(shared.plan, tmp_path)
+    } == {16}
     assert [path.parent.name for path in tmp_path.rglob("run.json")] == [names[2]]
     assert (tmp_path / f"{names[0]}-microbatch32").is_dir()
     assert share_microbatch(shared, tmp_path) is shared
@@ -94,19 +86,19 @@ def test_rows_that_found_other_microbatches_run_again_with_the_least(tmp_path: P
 
 
 def test_strong_points_keep_the_global_batch() -> None:
-    points = make_points(plan(mode="strong"), Path("/s"))
-    assert [p.batch_size for p in points] == [32, 32, 32]
+    runs = make_runs(plan(mode="strong"), Path("/s"))
+    assert [run.batch_size for run in runs] == [32, 32, 32]
 
 
 @pytest.mark.parametrize(
     "flags", [("-b", "8"), ("-b8",), ("--batch-size", "8"), ("--batch-size=8",)]
 )
 def test_each_command_names_its_batch_once(flags: tuple[str, ...]) -> None:
-    point = make_points(plan(gpus=(2,), train_flags=(*flags, "--epochs", "3")), Path("/s/abc"))[0]
+    run = make_runs(plan(gpus=(2,), train_flags=(*flags, "--epochs", "3")), Path("/s/abc"))[0]
     name = "/s/abc/abc-gpus0002-r1"
     url = "https://host/data"
     own = ("-b", "8", "--recipe", "sgd", "--output", name)
-    assert point.argv == (url, "--epochs", "3", *own)
+    assert run.argv == (url, "--epochs", "3", *own)
 
 
 def test_paths_below_this_folder_are_written_without_it(
@@ -118,17 +110,17 @@ def test_paths_below_this_folder_are_written_without_it(
     folder = tmp_path / "home" / "results" / "s"
     wanted = plan(gpus=(1,), data=relative_data("data", folder))
     assert wanted.data == "../../data"
-    argv = make_points(wanted, folder)[0].argv
+    argv = make_runs(wanted, folder)[0].argv
     assert (argv[0], argv[-1]) == ("data", "results/s/s-gpus0001-r1")
     monkeypatch.chdir("/")
-    elsewhere = make_points(wanted, folder)[0].argv
+    elsewhere = make_runs(wanted, folder)[0].argv
     assert elsewhere[0] == str(tmp_path / "home" / "data").removeprefix("/")
 
 
 def test_repeats_have_their_own_seed_and_folder() -> None:
-    points = make_points(plan(gpus=(1,), repeats=3, train_flags=("--seed", "5")), Path("/s/x"))
-    assert [p.name for p in points] == [f"x-gpus0001-r{i}" for i in (1, 2, 3)]
-    assert [p.argv[-4:-2] for p in points[1:]] == [("--seed", "6"), ("--seed", "7")]
+    runs = make_runs(plan(gpus=(1,), repeats=3, train_flags=("--seed", "5")), Path("/s/x"))
+    assert [run.name for run in runs] == [f"x-gpus0001-r{i}" for i in (1, 2, 3)]
+    assert [run.argv[-4:-2] for run in runs[1:]] == [("--seed", "6"), ("--seed", "7")]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +139,8 @@ def test_all_rows_have_the_recipe_of_the_smallest_and_a_line_says_so(
     changes: dict[str, Any], recipe: str, note: str
 ) -> None:
     wanted = plan(**changes)
-    points = make_points(wanted, Path("/s"))
-    assert {parse_config(list(p.argv)).recipe for p in points} == {recipe}
+    runs = make_runs(wanted, Path("/s"))
+    assert {parse_config(list(run.argv)).recipe for run in runs} == {recipe}
     said = describe_pin(wanted, Path("/s"))
     assert note in said and bool(said) == bool(note)
 
@@ -156,15 +148,15 @@ def test_all_rows_have_the_recipe_of_the_smallest_and_a_line_says_so(
 def test_a_study_that_grows_past_4096_keeps_its_recipe(tmp_path: Path) -> None:
     wanted = {"train_flags": ("-b", "1024")}
     more = extend_study(Study(plan(gpus=(1, 2), **wanted)), plan(gpus=(4, 16), **wanted), tmp_path)
-    points = make_points(more.plan, tmp_path)
-    rows = [(p.batch_size, parse_config(list(p.argv)).recipe) for p in points]
+    runs = make_runs(more.plan, tmp_path)
+    rows = [(run.batch_size, parse_config(list(run.argv)).recipe) for run in runs]
     assert rows == [(1024, "sgd"), (2048, "sgd"), (4096, "sgd"), (16384, "sgd")]
 
 
 def test_nodes_and_ranks_a_node_follow_the_gpus_of_a_node() -> None:
     slurm = SlurmOptions(gpus_per_node=4)
-    points = make_points(plan(cluster="slurm", gpus=(1, 4, 16), slurm=slurm), Path("/s"))
-    assert [(p.num_nodes, p.ranks_per_node) for p in points] == [(1, 1), (1, 4), (4, 4)]
+    runs = make_runs(plan(cluster="slurm", gpus=(1, 4, 16), slurm=slurm), Path("/s"))
+    assert [(run.num_nodes, run.ranks_per_node) for run in runs] == [(1, 1), (1, 4), (4, 4)]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +171,7 @@ def test_nodes_and_ranks_a_node_follow_the_gpus_of_a_node() -> None:
 )
 def test_impossible_studies_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        make_points(plan(**changes), Path("/s"))
+        make_runs(plan(**changes), Path("/s"))
 
 
 def test_a_study_grows_but_does_not_change(tmp_path: Path) -> None:
@@ -240,7 +232,7 @@ def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_p
 
 
 def test_a_failed_point_is_shown_with_its_log_and_the_others_run(tmp_path: Path) -> None:
-    """A run of another shape lies in the folder of the first point, which the trainer refuses."""
+    """A run of another shape lies in the folder of the first run, which the trainer refuses."""
     folder = tmp_path / "s"
     words = ("--gpus", "1", "--repeats", "2", "--out", "s", "--", *TINY, "-b", "4")
     broken = write_raw(folder / "s-gpus0001-r1", run_record("s-gpus0001-r1", status="failed"))
@@ -345,6 +337,6 @@ def test_the_state_of_a_slurm_job_is_said_in_words(
     monkeypatch.setattr(state, "slurm_states", lambda _: {"7": active} if active else {})
     monkeypatch.setattr(state, "slurm_end", lambda _: end)
     study = Study(plan(cluster="slurm", gpus=(1,)))
-    (point,) = make_points(study.plan, tmp_path)
-    (found,) = state.find_states(study.with_job(point.name, "7"), [point], tmp_path)
+    (run,) = make_runs(study.plan, tmp_path)
+    (found,) = state.find_states(study.with_job(run.name, "7"), [run], tmp_path)
     assert found.detail == words

@@ -25,6 +25,7 @@ Record = dict[str, Any]
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 20
 MAX_DIGITS = 30
+MAX_IMAGES = 10**15
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
@@ -154,3 +155,13 @@ def find_runs(paths: list[Path]) -> list[Path]:
         else:
             found.update(file.parent for file in path.rglob(RUN_FILE))
     return sorted(found)
+
+
+def explain_untrained(run: Mapping[str, Any]) -> str:
+    """Why a run.json is not that of a model trained to the end, or an empty string."""
+    status, code, images = run.get("status"), run.get("exit_code"), run.get("images_trained")
+    if status != "done" or isinstance(code, bool) or code != 0:
+        return f"run.json says {status}, exit {code}"
+    if isinstance(images, int | float) and type(images) is not bool and 0 < images <= MAX_IMAGES:
+        return ""
+    return "run.json says that nothing was trained"

@@ -11,9 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import make_parser, write_result
+from benchmarks.bench import RecordFlags, write_result
 from benchmarks.fetch_doc import fault_table
 from dataset.errors import run_command
+from dataset.flags import make_parser, parse_flags
 from tests.cluster.osdf import service
 from tests.cluster.osdf.fetch_cases import CASES, Case
 from tests.cluster.osdf.fetching import Fetcher, Result, make_content
@@ -21,7 +22,7 @@ from tests.cluster.osdf.test_fetch_faults import SIZE, run_case
 
 
 def main() -> int:
-    args = make_parser(__doc__).parse_args()
+    flags = parse_flags(RecordFlags, make_parser(__doc__))
     logging.disable(logging.CRITICAL)
     was_up = service.is_up()
     service.up()
@@ -42,7 +43,7 @@ def main() -> int:
             service.down()
     record = {"rounds": 1, "object_bytes": SIZE, "clean_s": clean_s, "faults": faults}
     print(fault_table(record))
-    print("\nwritten to", write_result("fault_table", record, args))
+    print("\nwritten to", write_result("fault_table", record, flags))
     return 0
 
 

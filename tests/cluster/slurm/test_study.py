@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from scripts.study.plan import read_study
+from scripts.study.study_file import read_study
 from tests.cluster.slurm.conftest import TRAIN_FLAGS
 from tests.cluster.slurm.jobs import Job, clean_env, run, wait_until
 from tests.conftest import ROOT

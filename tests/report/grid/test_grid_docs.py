@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from report.grid.published import read_study
+from report.grid.osg_study import read_study
 from report.grid.report import make_report
 from report.grid.tables import make_tables
 from report.table import to_markdown

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from report.grid.jobs import WAITING
+from report.grid.osg_study import read_study
 from report.grid.plots import draw_grid_charts, draw_stall_times
-from report.grid.published import read_study
 from report.grid.report import make_report
 from report.grid.rows import GridJob
 

@@ -20,15 +20,9 @@ from report.table import Table, to_markdown, to_writable
 from report.words import count
 from scripts.study.jobs import cancel_local, cancel_slurm, submit_local, submit_slurm
 from scripts.study.microbatch import find_microbatches, share_microbatch
-from scripts.study.plan import (
-    Point,
-    StudyFile,
-    describe_pin,
-    make_points,
-    read_study,
-    write_study,
-)
-from scripts.study.state import LogFollower, PointState, find_states, log_tail, state_table
+from scripts.study.plan import StudyRun, describe_pin, make_runs
+from scripts.study.state import LogFollower, RunState, find_states, log_tail, state_table
+from scripts.study.study_file import StudyFile, read_study, write_study
 
 log = logging.getLogger("trainyard")
 POLL_S = {"local": 0.5, "slurm": 5.0}
@@ -40,7 +34,7 @@ def run_study(study: StudyFile, folder: Path, wait: bool) -> int:
         write_study(folder, study)
         while True:
             study = share_microbatch(study, folder)
-            states = _run_points(study, folder, wait)
+            states = _run_missing(study, folder, wait)
             if states is None:
                 return DONE
             study = read_study(folder)
@@ -49,74 +43,74 @@ def run_study(study: StudyFile, folder: Path, wait: bool) -> int:
     return _conclude(states, folder)
 
 
-def _run_points(study: StudyFile, folder: Path, wait: bool) -> list[PointState] | None:
-    """The states of the points once all that were missing have ended; None: not waited for."""
-    points = make_points(study.plan, folder)
-    log.info("study %s: %s", folder, count(len(points), "run"))
+def _run_missing(study: StudyFile, folder: Path, wait: bool) -> list[RunState] | None:
+    """The states of the runs once all that were missing have ended; None: not waited for."""
+    runs = make_runs(study.plan, folder)
+    log.info("study %s: %s", folder, count(len(runs), "run"))
     if pin := describe_pin(study.plan, folder):
         log.info("%s", pin)
     if study.plan.cluster == "local":
-        study = _run_local(study, points, folder)
+        study = _run_local(study, runs, folder)
     else:
-        study = _submit_missing(study, points, folder)
+        study = _submit_missing(study, runs, folder)
         if not wait:
             log.info("submitted; see how far it is with: scaling_study.py status %s", folder)
             return None
-        _wait_for_slurm(study, points, folder)
-    return find_states(study, points, folder)
+        _wait_for_slurm(study, runs, folder)
+    return find_states(study, runs, folder)
 
 
-def _run_local(study: StudyFile, points: list[Point], folder: Path) -> StudyFile:
-    """Runs the points one after another, since they share the machine."""
+def _run_local(study: StudyFile, runs: list[StudyRun], folder: Path) -> StudyFile:
+    """Starts the runs one after another, since they share the machine."""
     before: dict[str, str] = {}
-    for state in find_states(study, points, folder):
+    for state in find_states(study, runs, folder):
         if state.state != "missing":  # it is about to start, and logs that itself
             _say_change(before, state)
         if state.state == "done":
             continue
-        point, job = state.point, None
+        run, job = state.run, None
         if not state.is_active:
-            job = submit_local(study.plan, point, folder)
-            study = study.with_job(point.name, job.job_id)
+            job = submit_local(study.plan, run, folder)
+            study = study.with_job(run.name, job.job_id)
             write_study(folder, study)
-        follower = LogFollower(folder, point, str(study.last_job(point.name)))
+        follower = LogFollower(folder, run, str(study.last_job(run.name)))
         try:
             while True:
                 if job is not None:
                     job.done()  # reaps the process
-                (now,) = find_states(study, [point], folder)
-                for line in follower.new_lines():
+                (now,) = find_states(study, [run], folder)
+                for line in follower.read_new_lines():
                     log.info("    %s", line)
                 if not now.is_active:
                     break
                 time.sleep(POLL_S["local"])
             _say_change(before, now)
         except KeyboardInterrupt:
-            log.info("stopping %s with a checkpoint ...", point.name)
-            cancel_local(str(study.last_job(point.name)))
+            log.info("stopping %s with a checkpoint ...", run.name)
+            cancel_local(str(study.last_job(run.name)))
             log.info("continue with: scaling_study.py resume %s", folder)
             raise
     return study
 
 
-def _submit_missing(study: StudyFile, points: list[Point], folder: Path) -> StudyFile:
-    """Submits one job per size for the points that are neither done, queued nor running.
+def _submit_missing(study: StudyFile, runs: list[StudyRun], folder: Path) -> StudyFile:
+    """Submits one job per size for the runs that are neither done, queued nor running.
 
     A size that sbatch refuses (too many nodes, say) is logged and does not stop the others.
     """
-    states = find_states(study, points, folder)
-    missing = [s.point for s in states if s.state != "done" and not s.is_active]
+    states = find_states(study, runs, folder)
+    missing = [s.run for s in states if s.state != "done" and not s.is_active]
     refusals: list[UserError] = []
     num_submitted = 0
-    for _, same_size in groupby(missing, key=lambda point: point.num_gpus):
+    for _, same_size in groupby(missing, key=lambda run: run.num_gpus):
         group = list(same_size)
         try:
             job_ids = submit_slurm(study.plan, group, folder)
         except UserError as error:
             refusals.append(error)
             continue
-        for point, job_id in zip(group, job_ids, strict=True):
-            study = study.with_job(point.name, job_id)
+        for run, job_id in zip(group, job_ids, strict=True):
+            study = study.with_job(run.name, job_id)
         write_study(folder, study)
         num_submitted += len(group)
     if refusals and not num_submitted:
@@ -126,13 +120,13 @@ def _submit_missing(study: StudyFile, points: list[Point], folder: Path) -> Stud
     return study
 
 
-def _wait_for_slurm(study: StudyFile, points: list[Point], folder: Path) -> None:
+def _wait_for_slurm(study: StudyFile, runs: list[StudyRun], folder: Path) -> None:
     """Logs each change of state until nothing is queued or running."""
     before: dict[str, str] = {}
     try:
         while True:
             try:
-                states = find_states(study, points, folder)
+                states = find_states(study, runs, folder)
             except PassingError as error:  # SLURM's controller may be down for a while
                 log.warning("%s", error)
             else:
@@ -147,7 +141,7 @@ def _wait_for_slurm(study: StudyFile, points: list[Point], folder: Path) -> None
         raise
 
 
-def _conclude(states: list[PointState], folder: Path) -> int:
+def _conclude(states: list[RunState], folder: Path) -> int:
     """The table of what is done, the log of what failed, and the exit code."""
     if any(state.state == "done" for state in states):
         runs, notes = load_runs([folder])
@@ -157,7 +151,7 @@ def _conclude(states: list[PointState], folder: Path) -> int:
         print("\n".join(to_markdown(scaling_table(study)) for study in build_studies(runs)))
     unfinished = [state for state in states if state.state != "done"]
     for state in unfinished:
-        log.error("%s %s: %s", state.point.name, state.state, state.detail)
+        log.error("%s %s: %s", state.run.name, state.state, state.detail)
         for line in log_tail(state, folder):
             log.error("    %s", line)
     if not unfinished:
@@ -169,13 +163,13 @@ def _conclude(states: list[PointState], folder: Path) -> int:
 
 
 def ask_study(folder: Path) -> tuple[Table, list[str]]:
-    """Where each point is, and the ends of the logs of those that failed."""
+    """Where each run is, and the ends of the logs of those that failed."""
     study = read_study(folder)
-    states = find_states(study, make_points(study.plan, folder), folder)
+    states = find_states(study, make_runs(study.plan, folder), folder)
     lines = []
     for state in states:
         if state.state == "failed":
-            lines += ["", f"{state.point.name} failed; the end of its log:"]
+            lines += ["", f"{state.run.name} failed; the end of its log:"]
             lines += [f"    {line}" for line in log_tail(state, folder)]
     return state_table(states, f"study {folder}"), lines
 
@@ -183,7 +177,7 @@ def ask_study(folder: Path) -> tuple[Table, list[str]]:
 def cancel_study(folder: Path) -> int:
     """Ends the jobs of a study; returns how many there were."""
     study = read_study(folder)
-    states = find_states(study, make_points(study.plan, folder), folder)
+    states = find_states(study, make_runs(study.plan, folder), folder)
     job_ids = [str(state.job_id) for state in states if state.is_active]
     if study.plan.cluster == "slurm":
         cancel_slurm(job_ids)
@@ -193,17 +187,17 @@ def cancel_study(folder: Path) -> int:
     return len(job_ids)
 
 
-def _say_change(before: dict[str, str], state: PointState) -> None:
+def _say_change(before: dict[str, str], state: RunState) -> None:
     now = json.dumps([state.state, state.detail])
-    if before.get(state.point.name) != now:
-        before[state.point.name] = now
+    if before.get(state.run.name) != now:
+        before[state.run.name] = now
         detail = f": {state.detail}" if state.detail else ""
-        log.info("%s  %s%s", state.point.name, state.state, detail)
+        log.info("%s  %s%s", state.run.name, state.state, detail)
 
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Holds the study's lock: two starts of one study would submit its points twice."""
+    """Holds the study's lock: two starts of one study would submit its runs twice."""
     try:
         lock, _ = lock_file(folder / ".lock")
     except BlockingIOError:

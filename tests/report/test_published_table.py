@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from report.grid.published import read_study
+from report.grid.osg_study import read_study
 from report.grid.report import make_report
 from report.grid.tables import make_outcome_table
-from report.runs import load_runs, read_csv
+from report.published_table import SOURCES_FILE, cite, read_csv
+from report.runs import load_runs
 from report.scaling import build_studies
 from report.scaling_tables import scaling_table
-from report.sources import SOURCES_FILE, cite
 from report.stages import read_published_stages, stage_table
 from tests.report.records import KEMPNER, PUBLISHED
 

@@ -10,7 +10,7 @@ from pathlib import Path
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Load:
+class MachineLoad:
     """CPU time of the machine and of this process with all that it started, from now on.
 
     `servers` are processes of others that work for this one.

@@ -19,9 +19,8 @@ from report.grid.jobs import (
 )
 from report.grid.rows import GridJob
 from report.grid.totals import Figure
+from report.published_table import cite, read_csv
 from report.record_shape import shorten, to_number
-from report.runs import read_csv
-from report.sources import cite
 
 # The study's words for an end: our outcome, where the job was, and why.
 _OUTCOMES = {

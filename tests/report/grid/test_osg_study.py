@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dataset.errors import UserError
-from report.grid.published import compare_with_printed, is_study_table, read_study
+from report.grid.osg_study import compare_with_printed, is_study_table, read_study
 from report.grid.report import (
     compute_sites,
     compute_slot_time,

@@ -34,7 +34,7 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class Link:
+class SlowServer:
     """The server's address and what it sent."""
 
     url: str
@@ -45,7 +45,7 @@ class Link:
 
 
 @contextmanager
-def serve_folder(folder: Path, bytes_per_s: float) -> Iterator[Link]:
+def serve_folder(folder: Path, bytes_per_s: float) -> Iterator[SlowServer]:
     """Serves the files of a folder, whole or in ranges, until the block ends."""
     bandwidth = Bandwidth(bytes_per_s)
 
@@ -97,7 +97,7 @@ def serve_folder(folder: Path, bytes_per_s: float) -> Iterator[Link]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield Link(f"http://127.0.0.1:{server.server_address[1]}", bandwidth)
+        yield SlowServer(f"http://127.0.0.1:{server.server_address[1]}", bandwidth)
     finally:
         server.shutdown()
         server.server_close()

@@ -11,7 +11,7 @@ from unittest import mock
 Case = Callable[[str], Any]  # what to run, by name -> what was measured
 
 
-class Held:
+class CaseProcess:
     """One process with a case that was made in it; it sleeps between two questions."""
 
     def __init__(self, make: Callable[..., Case], *args: Any, env: dict[str, str] | None = None):
@@ -41,11 +41,12 @@ class Held:
         self._process.join()
 
 
-def ask_all(group: list[Held], name: str) -> float:
+def ask_all(group: list[CaseProcess], name: str) -> float:
     """The slowest answer of processes that work at the same time."""
-    for held in group:
-        held.begin(name)
-    return max([held.end() for held in group])
+    for process in group:
+        process.begin(name)
+    slowest: float = max([process.end() for process in group])
+    return slowest
 
 
 def _serve(pipe: Any, make: Callable[..., Case], args: tuple[Any, ...]) -> None:

@@ -130,7 +130,7 @@ def make_loader(root: Path, split: str, size: int, batch: int, workers: int) -> 
         shuffle=is_train,
         num_workers=workers,
         drop_last=is_train,
-        multiprocessing_context="fork",  # as where pytorch/examples runs; benchmarks/held.py spawns
+        multiprocessing_context="fork",  # as where pytorch/examples runs; case_process spawns
     )
 
 
