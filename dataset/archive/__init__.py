@@ -13,6 +13,7 @@ crc32c          crc32c of a block, by a wheel or by numpy
 block_sums      crc32c of 4 MiB blocks, ahead of a reader
 index_file      TAR.index, the file
 index           the index of a tar: found, built, checked
+units           a tar cut into runs of neighbouring images
 output_folder   where classes are extracted to, safe at any kill
 copying         images into files, each written once
 writing         threads that write classes
