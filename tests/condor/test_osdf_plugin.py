@@ -33,7 +33,7 @@ def call(
     plugin: Path, folder: Path, *arguments: str, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Calls it in a job's sandbox, isolated from this project and its packages."""
-    command = [sys.executable, "-I", "-S", plugin, *arguments]
+    command: list[str | Path] = [sys.executable, "-I", "-S", plugin, *arguments]
     bare = {"PATH": os.environ["PATH"], "_CONDOR_JOB_AD": str(folder / ".job.ad")}
     return subprocess.run(
         command, cwd=folder, env=bare | env, capture_output=True, text=True, timeout=100

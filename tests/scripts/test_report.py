@@ -52,7 +52,7 @@ def test_a_folder_may_hold_runs_and_event_logs(tmp_path: Path) -> None:
 
 
 def test_sizes_to_predict_are_given_with_commas_before_or_after_the_inputs(tmp_path: Path) -> None:
-    for words in ([KEMPNER, "--predict", "128,256"], ["--predict", "128,256", KEMPNER]):
+    for words in ((KEMPNER, "--predict", "128,256"), ("--predict", "128,256", KEMPNER)):
         done = run(tmp_path, *words, "--epochs", "90")
         assert done.returncode == 0, done.stderr
         text = (tmp_path / "report.html").read_text()

@@ -36,7 +36,7 @@ TINY = ("--dummy", "--device", "cpu", "-a", "resnet18", "--image-size", "32", "-
 
 
 def plan(**changes: Any) -> Plan:
-    values = {
+    values: dict[str, Any] = {
         "data": "https://host/data",
         "cluster": "local",
         "gpus": (1, 2, 4),

@@ -42,7 +42,7 @@ def write_counts(path: Path) -> None:
             path.write_text(json.dumps(counts))
         return answer
 
-    Trainer.run_step = run_step  # type: ignore[method-assign]
+    Trainer.run_step = run_step  # type: ignore[method-assign,assignment]
 
 
 def count_last_step(

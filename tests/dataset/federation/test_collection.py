@@ -179,8 +179,8 @@ def failing_lister(
     options: Options = FAST,
 ) -> Iterator[Lister]:
     """Lists through a director that always answers and a server that fails."""
-    fields = {"fail": staticmethod(fail), "server_version": server, "sys_version": ""}
-    with running(FailingHandler, **fields) as tree:
+    fields: dict[str, Any] = {"fail": staticmethod(fail), "server_version": server}
+    with running(FailingHandler, sys_version="", **fields) as tree:
         decision = name_source(f"{tree}{path}")
         decision[1]["X-Pelican-Namespace"] = "namespace=/ns, require-token=true"
         with directing(lambda handler: (decision[0], dict(decision[1]))) as federation:

@@ -92,10 +92,10 @@ def test_a_new_token_clears_a_refusal(tmp_path: Path) -> None:
     patient = Options(stall_s=1.0, give_up_s=5.0, missing_s=3.0)
     with looking_up(decide, token, patient) as lookup:
         wait_for_patience(lookup, 0.3)
-        assert lookup.answer.verdict is Verdict.DENIED
+        before = lookup.answer.verdict
         token.write_text("new")
         wait_for_patience(lookup, 1.2)
-        assert lookup.answer.verdict is Verdict.FOUND
+        assert (before, lookup.answer.verdict) == (Verdict.DENIED, Verdict.FOUND)
 
 
 def test_a_token_that_another_thread_noticed_clears_a_refusal(tmp_path: Path) -> None:

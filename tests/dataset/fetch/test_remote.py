@@ -255,8 +255,8 @@ def test_one_absurd_size_in_a_listing_is_not_a_lack_of_space(tmp_path: Path) -> 
                 body = lie if Lying.num_asked == 1 else body
             super().answer(status, body)
 
-    fields = {"files": {"/d/x": b"abc"}, "folders": frozenset({"/d"}), "gets": []}
-    with running(Lying, **fields) as url:
+    files, folders = {"/d/x": b"abc"}, frozenset({"/d"})
+    with running(Lying, files=files, folders=folders, gets=[]) as url:
         fetch_urls([f"{url}/d/"], Request(tmp_path, FAST, environ=NOWHERE))
     assert (tmp_path / "d" / "x").read_bytes() == b"abc"
     assert Lying.num_asked == 2

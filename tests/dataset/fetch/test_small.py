@@ -14,7 +14,6 @@ import pytest
 
 from dataset import checksum
 from dataset.federation.lookup import Options
-from dataset.fetch import small
 from dataset.fetch.folder import Ledger
 from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request
@@ -81,7 +80,7 @@ def test_every_file_is_recorded_before_it_has_its_name(
             unrecorded.append(path)
         return rename(part, path)
 
-    monkeypatch.setattr(small.Path, "replace", check_and_rename)
+    monkeypatch.setattr(Path, "replace", check_and_rename)
     with serving_tree(FILES) as (root, _):
         fetch_urls([f"{root}/ns/many/"], Request(tmp_path, FAST, environ=NOWHERE))
     assert unrecorded == []
@@ -155,8 +154,8 @@ def test_files_of_a_server_that_names_them_in_its_own_way_are_looked_up_one_by_o
             self.content = files[self.path.partition("?object=")[2]]
             self.serve()
 
-    fields = {"files": files, "folders": frozenset({"/ns", "/ns/d"}), "gets": []}
-    with running(Server, **fields) as url:
+    folders = frozenset({"/ns", "/ns/d"})
+    with running(Server, files=files, folders=folders, gets=[]) as url:
 
         def decide(handler: Any) -> Decision:
             namespace = f"namespace=/ns, require-token=false, collections-url={url}"

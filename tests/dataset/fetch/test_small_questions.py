@@ -95,8 +95,8 @@ def federation_of(*caches: Behave, origin: Behave = lambda handler: False) -> It
     with ExitStack() as stack:
 
         def serve(behave: Behave) -> str:
-            fields = {"content": CONTENT, "misbehave": staticmethod(behave)}
-            return stack.enter_context(running(Handler, **fields)) + "/ns/object.bin"
+            server = running(Handler, content=CONTENT, misbehave=staticmethod(behave))
+            return stack.enter_context(server) + "/ns/object.bin"
 
         named = [serve(behave) for behave in caches]
         source = serve(origin)

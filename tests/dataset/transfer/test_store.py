@@ -227,7 +227,7 @@ def test_after_a_failed_sync_a_second_start_fetches_what_never_reached_the_disk(
     monkeypatch.setattr(ChunkStore, "sync", sync_slowly)
     monkeypatch.setattr(os, "fdatasync", fail_with_eio)
     with serving(CONTENT, wait_for_sync) as (url, _):
-        assert run_command(lambda: fetch(url, tmp_path) and 0) == 2
+        assert run_command(lambda: int(not fetch(url, tmp_path))) == 2
         monkeypatch.undo()
         before = read_journal(journal_path(tmp_path / "object.bin"))
         assert before is not None and before.chunks

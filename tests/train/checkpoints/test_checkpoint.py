@@ -31,7 +31,7 @@ from train.progress import Progress
 Best = dict[str, Any]
 
 
-def state_at(step: int, size: int = 1000, **more: object) -> dict[str, Any]:
+def state_at(step: int, size: int = 1000, **more: Any) -> dict[str, Any]:
     weights = torch.full((size,), float(step))
     state = {name: types[-1]() for name, types in checkpoint.FIELDS.items()}
     state |= {"schema": 1, "step": step, "model": {"w": weights}}
@@ -42,7 +42,7 @@ def steps_in(folder: Path) -> list[int]:
     return [int(path.stem.removeprefix("step-")) for path in list_checkpoints(folder)]
 
 
-def save(writer: CheckpointWriter, step: int, *, is_best: bool = False, **more: object) -> bool:
+def save(writer: CheckpointWriter, step: int, *, is_best: bool = False, **more: Any) -> bool:
     writer.save(state_at(step, **more), is_best)
     return writer.wait()
 
@@ -109,7 +109,7 @@ def test_after_going_back_the_given_up_steps_do_not_come_back(tmp_path: Path) ->
 def test_values_that_are_not_finite_are_not_written(tmp_path: Path, bad: float, where: str) -> None:
     writer = CheckpointWriter(tmp_path)
     save(writer, 1)
-    spoilt = {where: {"deep": [{"w": torch.tensor([1.0, bad])}]}}
+    spoilt: dict[str, Any] = {where: {"deep": [{"w": torch.tensor([1.0, bad])}]}}
     assert not save(writer, 2, **spoilt)
     assert writer.not_finite
     assert steps_in(tmp_path) == [1]

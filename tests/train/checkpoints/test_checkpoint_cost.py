@@ -6,6 +6,7 @@ import os
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def note_fsyncs(path: Path) -> None:
     """Adds a line for each fsync of the main thread; a hook of a rank."""
     plain = os.fsync
 
-    def fsync(fd: int) -> None:
+    def fsync(fd: Any) -> None:
         if threading.current_thread() is threading.main_thread():
             with open(path, "a") as file:
                 file.write(f"{Path(f'/proc/self/fd/{fd}').readlink()}\n")

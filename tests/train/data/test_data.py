@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +101,7 @@ def test_a_renamed_relabelled_or_removed_image_changes_the_fingerprint(
     images: Path, tmp_path: Path
 ) -> None:
     before = open_dataset(images, None).fingerprint
-    changes = {
+    changes: dict[str, Callable[[Path], object]] = {
         "renamed": lambda file: file.rename(file.with_name("n00_0.JPEG")),
         "removed": lambda file: file.unlink(),
         "relabelled": lambda file: file.rename(file.parents[1] / "n90000002" / file.name),

@@ -74,7 +74,7 @@ def test_a_reader_that_hangs_is_named_and_left_when_a_stop_is_asked_for(
     stuck = int(opened.indices(items[1])[1])
     hang_in(monkeypatch, fifo, stuck)
     warned, has_first = threading.Event(), threading.Event()
-    caplog.handler.emit = lambda _record: warned.set()  # type: ignore[method-assign]
+    monkeypatch.setattr(caplog.handler, "emit", lambda _record: warned.set())
     events = (warned, has_first)  # the read may hang before the first batch is there
     stop = lambda: Vote.EXIT_NOW if all(e.is_set() for e in events) else Vote.GO_ON  # noqa: E731
     monkeypatch.setattr(patience.log, "propagate", True)
@@ -141,7 +141,7 @@ def test_a_run_whose_read_hangs_saves_and_exits_85_on_sigterm(
     states = [final_state(out), final_state(whole)]
     for state in states:  # one of several ranks can only estimate the loss of the others
         state["epoch_sums"] = {} if world > 1 else state["epoch_sums"]
-    assert find_differences(*states) == []
+    assert find_differences(states[0], states[1]) == []
 
 
 def test_a_validation_whose_read_hangs_is_left_for_the_next_start(

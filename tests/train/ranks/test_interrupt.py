@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,7 +194,7 @@ def asked(tmp_path: Path) -> Path:
 def test_a_warning_requeues_the_task_by_its_own_id_and_a_cancel_does_not(
     images: Path, tmp_path: Path, asked: Path, number: signal.Signals, requeues: bool
 ) -> None:
-    task = {"ARRAY_JOB_ID": "40", "ARRAY_TASK_ID": "3"}
+    task: dict[str, Any] = {"ARRAY_JOB_ID": "40", "ARRAY_TASK_ID": "3"}
     env = partial(slurm_variables, path=tmp_path / "bin", **task)
     hook = partial(hooks.at_step, 0, 1, partial(hooks.signal_myself, number))
     argv = [str(images), "--output", str(tmp_path / "out")]
