@@ -18,8 +18,7 @@ from condor import osdf_plugin
 from condor.osdf_plugin import FINAL, Order, fetch_all, read_orders, read_settings, to_classad
 from scripts import build_plugin
 from tests.cluster.osdf.rules import Fault
-from tests.dataset.director_server import directing
-from tests.dataset.fetch.test_compare import federation
+from tests.dataset.director_server import directing, federation
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.report.records import KEMPNER, PUBLISHED, ROOT, write_raw, write_run
+from tests.scripts.commands import run_script
 
 EVENT_LOG = """000 (012.000.000) 2026-01-01 10:00:00 Job submitted from host: <127.0.0.1:1>
 ...
@@ -19,8 +20,7 @@ EVENT_LOG = """000 (012.000.000) 2026-01-01 10:00:00 Job submitted from host: <1
 
 
 def run(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "report.py"), *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return run_script("report", *words, cwd=cwd)
 
 
 def test_one_run_makes_a_page(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from scripts.study.plan import (
 )
 from scripts.study.plan import StudyFile as Study
 from tests.report.records import ROOT, run_record, write_raw
+from tests.scripts.commands import run_script
 from train.config import parse_config
 
 SCRIPT = ROOT / "scripts" / "scaling_study.py"
@@ -54,10 +55,7 @@ def environment() -> dict[str, str]:
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, words)]
-    return subprocess.run(
-        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=100
-    )
+    return run_script("scaling_study", *words, cwd=cwd, env=environment())
 
 
 def test_weak_points_multiply_the_smallest_batch() -> None:

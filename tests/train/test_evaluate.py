@@ -18,7 +18,7 @@ from torchvision import datasets, models, transforms
 
 from dataset.errors import BAD_DATA, DONE, USER_MISTAKE
 from tests.train import started_ranks as ranks
-from tests.train.data.test_data import spoil
+from tests.train.data.small_batches import spoil
 from train.data.batches import Batch
 from train.data.sampler import BatchPlan, ValidationShare, share_validation
 from train.evaluate import evaluate, frozen

@@ -13,7 +13,7 @@ from dataset.errors import DONE, TRY_AGAIN, USER_MISTAKE, PassingError, UserErro
 from tests.gpu_sim import ranks as gpu_ranks
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import final_state, find_differences
+from tests.train.outcomes import final_state, find_differences
 from train.config import TrainConfig
 from train.failure import explain
 from train.microbatch import SPARE_BYTES, choose_microbatch, divisors, make_plan

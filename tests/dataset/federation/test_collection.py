@@ -19,6 +19,7 @@ from dataset.federation.tokens import Access, TokenStore
 from dataset.federation.webdav import Entry, parse_listing
 from tests.dataset.dav_server import TreeHandler
 from tests.dataset.director_server import directing, name_source
+from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import running
 
 LISTING = """<?xml version="1.0" encoding="utf-8"?>
@@ -151,7 +152,6 @@ def test_the_form_of_a_url_tells_a_collection() -> None:
     assert not looks_like_object(parse_target("osdf:///ns/ILSVRC2012"))
 
 
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 FAST = Options(stall_s=1.0, give_up_s=1.5, missing_s=0.7)
 Failure = Callable[[Any], int]  # the status that a request gets; 0: it is answered well
 

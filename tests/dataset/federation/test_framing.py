@@ -15,8 +15,8 @@ from dataset.federation.document import get_document
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
 from dataset.transfer.journal import CHUNK
+from tests.dataset.object_fetch import fetch
 from tests.dataset.small_server import Handler, serving
-from tests.dataset.transfer.test_transfer import fetch
 
 CONTENT = os.urandom(2 * CHUNK + 77)
 QUICK = Options(stall_s=1.0, give_up_s=1.0, missing_s=0.5, connections=2)

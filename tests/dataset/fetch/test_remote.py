@@ -26,10 +26,10 @@ from dataset.own_names import journal_path
 from dataset.transfer.partial import discard
 from tests.dataset import dav_server
 from tests.dataset.dav_server import serving_tree
+from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import running
 
 ROOT = Path(__file__).resolve().parents[3]
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 FAST = Options(stall_s=2.0, give_up_s=10.0, missing_s=0.5, connections=3)
 ODD = "a=b+c@d:e,(f)!"
 

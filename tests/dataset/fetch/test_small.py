@@ -20,10 +20,10 @@ from dataset.fetch.request import Request
 from dataset.own_names import PART, RECORD
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.director_server import Decision, directing, name_source
+from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import Handler, running
 
 ROOT = Path(__file__).resolve().parents[3]
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 FAST = Options(stall_s=2.0, give_up_s=10.0, missing_s=0.5, connections=3)
 FILES = {f"/ns/many/n{n % 3}/img_{n}.JPEG": f"{n} ".encode() * (n % 90) for n in range(100)}
 # The command itself, which dies beside the 20th final name: the name given, or about to be.

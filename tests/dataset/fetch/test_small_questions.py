@@ -27,9 +27,9 @@ from dataset.fetch.request import Request
 from dataset.fetch.summary import Summary
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.director_server import Decision, DirectorHandler
+from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import Handler, running
 
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 CONTENT = b"the object " * 1000
 HASTY = Options(stall_s=0.5, give_up_s=30.0, missing_s=5.0, connections=2)
 SLOW = Options(stall_s=120.0, give_up_s=30.0, missing_s=5.0, connections=2)

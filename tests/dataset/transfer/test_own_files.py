@@ -18,8 +18,8 @@ from dataset.own_names import JOURNAL, LOCK, NEW, PART, RECORD, part_path
 from dataset.transfer.journal import CHUNK
 from dataset.transfer.own_files import hold_part
 from tests.dataset.dav_server import TreeHandler, serving_tree
+from tests.dataset.object_fetch import FAST, NOWHERE, fetch
 from tests.dataset.small_server import running, serving
-from tests.dataset.transfer.test_transfer import FAST, NOWHERE, fetch
 
 EMPTY_MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 

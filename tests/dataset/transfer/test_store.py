@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.checksum import compute
 from dataset.errors import DataError, run_command
 from dataset.federation.lookup import Options
 from dataset.federation.sources import Sources
@@ -25,11 +24,11 @@ from dataset.transfer.blocks import DONE, MISSING
 from dataset.transfer.journal import CHUNK, Journal, Progress, read_journal
 from dataset.transfer.store import MIN_BLOCK_TRIES, ChunkStore, DiskError
 from dataset.transfer.verify import BlockChecks
-from tests.dataset.fetch.test_compare import federation
+from tests.dataset.director_server import federation
+from tests.dataset.object_fetch import NOWHERE, make_index
 from tests.dataset.small_server import Handler, serving
 
 FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 CONTENT = np.random.default_rng(2).bytes(16 * CHUNK)
 ZEROS = memoryview(bytes(CHUNK))
 
@@ -164,27 +163,13 @@ def fetch(url: str, out: Path, **fields: object) -> Summary:
     return summary
 
 
-def make_index(folder: Path) -> Path:
-    """As much of a TAR.index as the fetch reads."""
-    starts = range(0, len(CONTENT), 4 * CHUNK)
-    sums = [compute("crc32c", memoryview(CONTENT[n : n + 4 * CHUNK])) for n in starts]
-    with open(folder / "object.bin.index", "wb") as file:
-        np.savez(
-            file,
-            block_size=np.int64(4 * CHUNK),
-            tar_size=np.int64(len(CONTENT)),
-            block_crc32c=np.array(sums, np.uint32),
-        )
-    return folder / "object.bin.index"
-
-
 @pytest.mark.parametrize("num_caches", [1, 2])
 def test_a_block_that_every_cache_has_wrong_comes_from_the_origin(
     num_caches: int, tmp_path: Path
 ) -> None:
     wrong = bytearray(CONTENT)
     wrong[5 * CHUNK] ^= 0xFF
-    index = make_index(tmp_path)
+    index = make_index(tmp_path, CONTENT)
     with federation([bytes(wrong)] * num_caches, CONTENT) as (director, *_):
         summary = fetch("osdf:///object.bin", tmp_path / "out", federation=director, index=index)
     assert (tmp_path / "out" / "object.bin").read_bytes() == CONTENT
@@ -196,7 +181,7 @@ def test_a_block_that_every_cache_has_wrong_comes_from_the_origin(
 def test_a_block_that_the_origin_has_wrong_too_is_exit_3(tmp_path: Path) -> None:
     wrong = bytearray(CONTENT)
     wrong[5 * CHUNK] ^= 0xFF
-    index = make_index(tmp_path)
+    index = make_index(tmp_path, CONTENT)
     with (
         federation([bytes(wrong)] * 2, bytes(wrong)) as (director, *_),
         pytest.raises(DataError, match="every source"),

@@ -15,22 +15,10 @@ import pytest
 
 from dataset import checksum
 from dataset.errors import DataError, PassingError, UserError, run_command
-from dataset.federation.lookup import Options
-from dataset.fetch.remote import fetch_urls
 from dataset.fetch.request import Request, check_native_size
-from dataset.fetch.summary import Summary
 from dataset.transfer.journal import CHUNK
+from tests.dataset.object_fetch import CONTENT, FAST, NOWHERE, fetch
 from tests.dataset.small_server import Handler, serving
-
-FAST = Options(stall_s=1.0, give_up_s=5.0, missing_s=0.5, connections=4)
-CONTENT = os.urandom(9 * CHUNK + 77)
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
-
-
-def fetch(url: str, out: Path, options: Options = FAST, **fields: object) -> Summary:
-    request = Request(out, options, environ=NOWHERE)
-    (summary,) = fetch_urls([url], replace(request, **fields))  # type: ignore[arg-type]
-    return summary
 
 
 def test_an_object_arrives_whole(tmp_path: Path) -> None:

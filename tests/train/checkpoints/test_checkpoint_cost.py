@@ -15,7 +15,7 @@ from dataset.errors import DONE
 from tests.gpu_sim import ranks as gpu
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import find_differences
+from tests.train.outcomes import find_differences
 from train.checkpoints.checkpoint import CheckpointWriter, list_checkpoints, load_checkpoint
 from train.records.record import read_epochs
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.data.test_data import open_images, schedule_of
+from tests.train.data.small_batches import open_images, schedule_of
 from train.data.batches import Batch
 from train.data.loader import copy_ahead
 

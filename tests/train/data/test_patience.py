@@ -16,9 +16,8 @@ import torch
 from dataset.errors import CHECKPOINTED, DONE, DataError
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import final_state, find_differences
-from tests.train.data.test_data import open_images, schedule_of
-from tests.train.ranks.test_interrupt import stopped_at
+from tests.train.data.small_batches import open_images, schedule_of
+from tests.train.outcomes import final_state, find_differences, stopped_at
 from train.data import patience
 from train.data.batches import Batch, Images
 from train.data.loader import load_batches

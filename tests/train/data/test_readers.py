@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataset.errors import DataError
-from tests.train.data.test_data import open_images, schedule_of
+from tests.train.data.small_batches import open_images, schedule_of
 from train.data.batches import Draft, Images, Item
 from train.data.loader import (
     BATCHES_AHEAD,

@@ -16,7 +16,7 @@ import pytest
 from dataset.errors import CHECKPOINTED, DONE
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import final_state, find_differences, strip_times
+from tests.train.outcomes import final_state, find_differences, stopped_at, strip_times
 from train.ranks import interrupt
 from train.ranks.comm import Comm
 from train.ranks.interrupt import GRACE_S, Interrupt, Vote
@@ -147,12 +147,6 @@ def test_handlers_are_given_back() -> None:
 
 
 # --- what all ranks do ------------------------------------------------------------------------
-
-
-def stopped_at(out: Path) -> int:
-    run = read_run(out)
-    assert (run["status"], run["exit_code"]) == ("checkpointed", CHECKPOINTED)
-    return int(final_state(out)["step"])
 
 
 @pytest.mark.parametrize("rank", [0, 2])
