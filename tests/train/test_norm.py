@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from functools import partial
 from pathlib import Path
@@ -223,12 +224,22 @@ def test_the_counter_of_a_layer_is_saved_and_loaded() -> None:
     assert [int(m.state_dict()["1.num_batches_tracked"]) for m in (model, other)] == [NUM_STEPS] * 2
 
 
-def test_a_model_without_batch_norm_is_left_alone() -> None:
-    statistics = StepStatistics(nn.Linear(2, 2), 2, 1)
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_model_without_batch_norm_is_left_alone(world: int) -> None:
+    """Not one operator is asked for, nor an exchange: there is no process group in this test."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 5, 3), nn.GroupNorm(1, 5), nn.BatchNorm2d(5, track_running_stats=False))
+    model = nn.Sequential(*layers).double()
+    before = copy.deepcopy(model.state_dict())
+    statistics = StepStatistics(model, NUM_PARTS, world)
     assert not statistics.carries_votes
-    statistics.begin()
-    for is_last in (False, True):
-        statistics.after_forward(is_last)
-        statistics.after_backward(is_last)
-    statistics.finish()
-    statistics.abandon()
+    with Operators() as asked:
+        statistics.begin()
+        for part in range(NUM_PARTS):
+            statistics.after_forward(part == NUM_PARTS - 1)
+            statistics.after_backward(part == NUM_PARTS - 1)
+        statistics.finish()
+        statistics.abandon()
+    assert asked.names == []
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import subprocess
@@ -28,6 +27,7 @@ from tests.dataset import dav_server
 from tests.dataset.dav_server import serving_tree
 from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import running
+from tests.mounts import read_only
 
 ROOT = Path(__file__).resolve().parents[3]
 FAST = Options(stall_s=2.0, give_up_s=10.0, missing_s=0.5, connections=3)
@@ -185,16 +185,18 @@ def test_a_file_in_place_of_a_collections_folder_is_said(tmp_path: Path) -> None
             fetch(f"{root}/ns/many/", tmp_path)
 
 
-def test_a_finished_file_is_taken_from_a_read_only_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_file_is_taken_from_a_read_only_folder(tmp_path: Path) -> None:
     """There unlink fails even for a file that does not exist."""
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    discard(tmp_path / "a.tar")
+    with serving_tree({"/ns/a.tar": b"all of it"}) as (root, gets):
+        fetch(f"{root}/ns/a.tar", tmp_path / "out")
+        gets.clear()
+        with read_only(tmp_path / "out") as out:
+            with pytest.raises(OSError, match="Read-only file system"):
+                (out / "not there").unlink()
+            (summary,) = fetch(f"{root}/ns/a.tar", out)
+            discard(out / "a.tar")
+        assert (gets, summary.fetched_bytes) == ([], 0)
+    assert (tmp_path / "out" / "a.tar").read_bytes() == b"all of it"
 
 
 def test_a_training_fetches_the_tars_and_not_the_zip_beside_them(tmp_path: Path) -> None:
