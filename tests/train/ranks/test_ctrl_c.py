@@ -140,7 +140,7 @@ def start_trainer(slow_torch: Path, *argv: str) -> subprocess.Popen[str]:
 def end(process: subprocess.Popen[str]) -> str:
     """What it said, once it has ended; one that does not end is killed."""
     try:
-        return process.communicate(timeout=60)[1]
+        return process.communicate(timeout=100)[1]
     finally:
         process.kill()
 
