@@ -86,7 +86,15 @@ def test_the_engine_runs_on_python_3_9(tmp_path: Path) -> None:
     content = os.urandom(3_000_000)
     with serving(content) as (url, _):
         words = [str(ROOT), *map(str, plugin_files()), url, str(tmp_path)]
-        command = [pythons[0], "-I", "-S", "-c", FETCH, hashlib.md5(content).hexdigest(), *words]
+        command = [
+            str(pythons[0]),
+            "-I",
+            "-S",
+            "-c",
+            FETCH,
+            hashlib.md5(content).hexdigest(),
+            *words,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Python 3.9: ['md5 (given)']\n"
