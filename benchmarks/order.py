@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.bench import Table, describe_ratio, interleave, make_parser, median, report
+from benchmarks.bench import (
+    BenchFlags,
+    Table,
+    describe_ratio,
+    interleave,
+    median,
+    report,
+    rounds_flag,
+)
 from dataset.archive.units import Units, cut_units
 from dataset.errors import run_command
+from dataset.flags import make_parser, parse_flags
 from train.data.sampler import epoch_order
 from train.data.streamed_order import Layout, choose_window, streamed_order
 
@@ -29,8 +39,15 @@ UNIFORM, STREAMED, CUTS = "uniform order", "streamed order", "cuts and their dig
 TARGET_S = 0.6
 
 
+@dataclass(frozen=True, kw_only=True)
+class OrderFlags(BenchFlags):
+    """The flags of benchmarks/order.py."""
+
+    rounds: int = rounds_flag(5)
+
+
 def main() -> int:
-    args = make_parser(__doc__, rounds=5).parse_args()
+    flags = parse_flags(OrderFlags, make_parser(__doc__))
     units = cut()
     layout = Layout(units.unit, units.group, int(units.bounds[-1]))
     window = choose_window(layout, BATCH)
@@ -39,9 +56,9 @@ def main() -> int:
         STREAMED: lambda: measure(lambda: streamed_order(0, 0, layout, window)),
         CUTS: lambda: measure(lambda: cut().digest),
     }
-    seconds = interleave(cases, args.rounds)
-    result = {"rounds": args.rounds, "samples": len(layout), "units": len(units)}
-    return report("order", result | {"window": window, "seconds": seconds}, tables, args)
+    seconds = interleave(cases, flags.rounds)
+    result = {"rounds": flags.rounds, "samples": len(layout), "units": len(units)}
+    return report("order", result | {"window": window, "seconds": seconds}, tables, flags)
 
 
 def cut() -> Units:

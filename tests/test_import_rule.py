@@ -214,3 +214,21 @@ def test_what_promises_to_live_without_torch_is_imported_without_it() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_no_test_module_imports_another(tmp_path: Path) -> None:
+    """What two of them use lies in a helper module beside them; benchmarks borrow from none."""
+    assert [*imports_of_tests(files_of("tests")), *imports_of_tests(files_of("benchmarks"))] == []
+    (tmp_path / "x.py").write_text("from tests.report.test_page import make_page\n")
+    (tmp_path / "y.py").write_text("from tests.report import test_page\n")
+    (tmp_path / "z.py").write_text("from tests.report.records import write_run\n")
+    assert len([*imports_of_tests(sorted(tmp_path.glob("*.py")))]) == 2
+
+
+def imports_of_tests(paths: list[Path]) -> Iterator[str]:
+    """FILE: MODULE wherever a file imports a test module, or something out of one."""
+    for path in paths:
+        for name in {name for name, _ in imports_of(path)}:
+            parts = name.split(".")
+            if parts[0] == "tests" and any(part.startswith("test_") for part in parts):
+                yield f"{path}: {name}"

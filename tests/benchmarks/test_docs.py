@@ -14,8 +14,8 @@ import pytest
 from benchmarks import extract_doc, fetch_doc, large_batch_doc, performance_doc
 from benchmarks.bench import FACTS, RESULTS, ROOT
 from benchmarks.large_batch_report import final_accuracies, read_rows
+from tests.gpu_sim.budget import BUDGET
 from tests.history import assert_is_in_history
-from tests.train.test_launches import BUDGET
 
 RECORDS = sorted(RESULTS.glob("*.json"))
 Part = Callable[[str, dict[str, Any]], str]

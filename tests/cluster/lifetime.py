@@ -122,8 +122,12 @@ class Lifetime:
 
 def find_marked(folder: Path) -> list[int]:
     """The ids of the processes that carry the service's mark in their environment."""
-    mark = f"{MARK}={folder}".encode()
-    return [pid for pid in _all_pids() if mark in _read(pid, "environ").split(b"\0")]
+    return [pid for pid in _all_pids() if is_marked(pid, folder)]
+
+
+def is_marked(pid: int, folder: Path) -> bool:
+    """Whether a process lives and carries the service's mark in its environment."""
+    return f"{MARK}={folder}".encode() in _read(pid, "environ").split(b"\0")
 
 
 def find_rooted(root: Path) -> list[int]:

@@ -29,7 +29,8 @@ def read_def() -> Recipe:
 def read_dockerfile() -> Recipe:
     text = (ROOT / "condor/Dockerfile").read_text().replace("\\\n", " ")
     assert _find("^WORKDIR (.*)$", text) == HOME
-    copies, commands, variables = {}, [], {}
+    copies, commands = {}, []
+    variables: dict[str, str] = {}
     for line in _lines(text):
         verb, _, words = line.partition(" ")
         if verb == "COPY":
@@ -39,7 +40,7 @@ def read_dockerfile() -> Recipe:
         elif verb == "RUN":
             commands += [" ".join(command.split()) for command in words.split("&&")]
         elif verb == "ENV":
-            variables.update([words.split("=", 1)])
+            name, _, variables[name] = words.partition("=")
     return _find("^FROM (.*)$", text), copies, commands, variables
 
 

@@ -62,7 +62,7 @@ def start(scratch: Path, script: str, **env: str) -> subprocess.Popen[str]:
 
 def run(scratch: Path, script: str, **env: str) -> tuple[int, str]:
     process = start(scratch, script, **env)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=100)
     return process.returncode, errors.replace(DECODER, "")
 
 
@@ -101,7 +101,7 @@ def test_sigterm_reaches_the_trainer_and_its_85_comes_back(scratch: Path) -> Non
     process = start(scratch, "time.sleep(60)")
     wait_for(scratch / "data/part")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=100)
     assert (process.returncode, errors) == (85, DECODER)
     assert (scratch / "out/ckpt/step-000000007.pt").exists()
     assert (scratch / "data/part").exists()  # the next start may be in this sandbox
@@ -114,7 +114,7 @@ def test_a_sigterm_during_the_fetch_ends_it(scratch: Path) -> None:
     process = start(scratch, FINISH, DATA="osdf:///x/y.tar", DATA_GB="0.001")
     wait_for(scratch / "fetching")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 75
     assert errors == DECODER + "error: ended by signal 15; try again\n"
     assert not (scratch / "data").exists()
@@ -170,7 +170,7 @@ def test_several_urls_and_the_federation_go_to_the_fetch(scratch: Path) -> None:
     (scratch / "scripts/fetch_osdf.py").write_text("import sys; print(sys.argv[1:])")
     process = start(scratch, FINISH, DATA="osdf:///x/a.tar,osdf:///x/b.tar", DATA_GB="0.001",
                     FEDERATION="http://127.0.0.1:1", FETCH="--connections 4")  # fmt: skip
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=100)
     assert process.returncode == 0
     assert "'--out', 'data', '--record', 'out'" in out
     assert "'--federation', 'http://127.0.0.1:1', 'osdf:///x/a.tar', 'osdf:///x/b.tar'" in out

@@ -18,8 +18,7 @@ from condor import osdf_plugin
 from condor.osdf_plugin import FINAL, Order, fetch_all, read_orders, read_settings, to_classad
 from scripts import build_plugin
 from tests.cluster.osdf.rules import Fault
-from tests.dataset.director_server import directing
-from tests.dataset.fetch.test_verify import federation
+from tests.dataset.director_server import directing, federation
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def call(
     plugin: Path, folder: Path, *arguments: str, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Calls it in a job's sandbox, isolated from this project and its packages."""
-    command = [sys.executable, "-I", "-S", plugin, *arguments]
+    command: list[str | Path] = [sys.executable, "-I", "-S", plugin, *arguments]
     bare = {"PATH": os.environ["PATH"], "_CONDOR_JOB_AD": str(folder / ".job.ad")}
     return subprocess.run(
         command, cwd=folder, env=bare | env, capture_output=True, text=True, timeout=100

@@ -29,8 +29,8 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ask(*question: str, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if "CUDA" not in name}
     clean["PYTHONPATH"] = str(SCRIPT.parents[1])  # in a slot train/ lies beside slot.py
-    command = [sys.executable, SCRIPT, *question]
-    return subprocess.run(command, capture_output=True, text=True, env=clean | env, timeout=60)
+    command: list[str | Path] = [sys.executable, SCRIPT, *question]
+    return subprocess.run(command, capture_output=True, text=True, env=clean | env, timeout=100)
 
 
 def write_run(**changes: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import PurePosixPath
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 from tests.dataset.small_server import Handler, running
@@ -60,6 +60,6 @@ def serving_tree(
     gets: list[str] = []
     parents = {str(parent) for path in files for parent in PurePosixPath(path).parents}
     folders = frozenset(parents | {*empty_folders})
-    fields = {"files": files, "folders": folders, "spell": staticmethod(spell), "gets": gets}
-    with running(TreeHandler, **fields) as url:
+    how: dict[str, Any] = {"spell": staticmethod(spell), "gets": gets}
+    with running(TreeHandler, files=files, folders=folders, **how) as url:
         yield url, gets

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from dataset.federation.pelican import DISCOVERY_PATH
-from tests.dataset.small_server import Handler, running
+from tests.dataset.small_server import Handler, running, serving
 
 Decision = tuple[int, dict[str, str]]
 
@@ -48,3 +50,34 @@ def directing(decide: Callable[[Any], Decision]) -> Iterator[str]:
     """The address of a federation on loopback."""
     with running(DirectorHandler, decide=staticmethod(decide)) as url:
         yield url
+
+
+@contextmanager
+def federation(caches: Sequence[bytes], origin: bytes | None = None) -> Iterator[list[str]]:
+    """The addresses of a director (a fake), of its caches with what each serves, of its origin."""
+    with ExitStack() as stack:
+
+        def serve(number: int, handler: Handler) -> bool:
+            handler.content = caches[number]  # as it is now: a test may change it
+            return False
+
+        numbers = range(len(caches))
+        named = [stack.enter_context(serving(b"", partial(serve, n)))[0] for n in numbers]
+        behind = [] if origin is None else [stack.enter_context(serving(origin))[0]]
+
+        def direct(handler: Handler) -> bool:
+            path, _, query = handler.path.partition("?")
+            if path.startswith("/.well-known/"):
+                handler.content = json.dumps({"director_endpoint": place}).encode()
+                return False
+            found = behind if query == "directread" and behind else named
+            links = [f'<{url}>; rel="duplicate"; pri={n}' for n, url in enumerate(found, 1)]
+            handler.send_response(307)
+            handler.send_header("Link", ", ".join(links))
+            handler.send_header("X-Pelican-Namespace", "namespace=/, require-token=false")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return True
+
+        place = "http://" + urlsplit(stack.enter_context(serving(b"", direct))[0]).netloc
+        yield [place, *(f"http://{urlsplit(url).netloc}" for url in [*named, *behind])]

@@ -111,7 +111,7 @@ def pack(program: str, form: str, folder: Path, archive: Path, dot: bool = False
     """Packs what is in a folder with GNU tar or bsdtar in one of the formats of GNU tar."""
     form = {"gnu": "gnutar", "posix": "pax"}.get(form, form) if program == "bsdtar" else form
     members = ["."] if dot else sorted(path.name for path in folder.iterdir())
-    command = [program, f"--format={form}", "-cf", archive, "-C", folder, *members]
+    command = [program, f"--format={form}", "-cf", str(archive), "-C", str(folder), *members]
     subprocess.run(command, check=True, capture_output=True)
 
 

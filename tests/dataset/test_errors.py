@@ -20,7 +20,7 @@ run_command(main)
 
 def test_a_path_that_is_not_utf8_is_said_and_is_no_traceback() -> None:
     """Python is strict about standard output in most locales; C and POSIX are the exceptions."""
-    command = [sys.executable, "-c", SAY, b"a\xff b"]
+    command: list[str | bytes] = [sys.executable, "-c", SAY, b"a\xff b"]
     env = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
     said = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
     assert (said.stdout, said.stderr) == ("run a\\udcff b\n", "")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.dataset.small_server import serving
+from tests.pythons import find_pythons
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST_MODULES = """
@@ -20,6 +25,19 @@ for name in sorted(sys.modules):
         print(module.__file__)
     elif name.partition(".")[0] not in sys.stdlib_module_names and name != "__main__":
         raise SystemExit(f"{name} is not of the standard library")
+"""
+
+FETCH = """
+import importlib, sys
+from pathlib import Path
+md5, root, *files, url, out = sys.argv[1:]
+sys.path.insert(0, root)
+for file in files:
+    importlib.import_module(".".join(Path(file).relative_to(root).with_suffix("").parts))
+from dataset.fetch.remote import fetch_urls
+from dataset.fetch.request import Request
+(summary,) = fetch_urls([url], Request(Path(out), given={"md5": md5}, environ={"HOME": out}))
+print("Python %d.%d:" % sys.version_info[:2], summary.verified)
 """
 
 
@@ -45,7 +63,7 @@ def _annotations(tree: ast.Module) -> list[ast.expr]:
 
 
 @pytest.mark.parametrize("path", plugin_files(), ids=lambda path: path.name)
-def test_a_file_of_the_engine_runs_on_python_3_9(path: Path) -> None:
+def test_a_file_of_the_engine_keeps_to_the_grammar_of_python_3_9(path: Path) -> None:
     tree = ast.parse(path.read_text(), feature_version=(3, 9))  # refuses match statements
     names = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     if path.name == "packages.py":  # speaks on Python 3.6, which has no such import
@@ -58,3 +76,26 @@ def test_a_file_of_the_engine_runs_on_python_3_9(path: Path) -> None:
             called = node.func.id if isinstance(node.func, ast.Name) else ""
             assert not (called == "dataclass" and keywords & {"slots", "kw_only"})
             assert not (called == "zip" and "strict" in keywords)
+
+
+def test_the_engine_runs_on_python_3_9(tmp_path: Path) -> None:
+    """Every file of it is imported, and an object is fetched over HTTP and verified."""
+    pythons = find_pythons(9)
+    if not pythons:
+        pytest.skip("needs a Python 3.9 (pyenv's, or python3.9)")
+    content = os.urandom(3_000_000)
+    with serving(content) as (url, _):
+        words = [str(ROOT), *map(str, plugin_files()), url, str(tmp_path)]
+        command = [
+            str(pythons[0]),
+            "-I",
+            "-S",
+            "-c",
+            FETCH,
+            hashlib.md5(content).hexdigest(),
+            *words,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Python 3.9: ['md5 (given)']\n"
+    assert (tmp_path / "object.bin").read_bytes() == content

@@ -14,8 +14,8 @@ from dataset.fetch.urls import fetch_urls
 from dataset.spelling import decode, encode
 from dataset.transfer.journal import CHUNK
 from tests.dataset.dav_server import FOLDER, RESPONSE, TreeHandler
+from tests.dataset.object_fetch import FAST, NOWHERE, fetch
 from tests.dataset.small_server import running
-from tests.dataset.transfer.test_engine import FAST, NOWHERE, fetch
 
 NAMES = (b"a\xff", b"a\xfe", "é\n".encode(), b"a%41", b" #?;&=+")
 

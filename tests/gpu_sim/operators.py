@@ -52,7 +52,7 @@ def counters() -> dict[str, int]:
 def install() -> None:
     """Simulates the operators of this thread, and of those that torch starts for it."""
     mode = SimulatedCuda(computes=os.environ.get("CUDASIM_MODE", "compute") == "compute")
-    mode.__enter__()
+    mode.__enter__()  # type: ignore[no-untyped-call]
     plain = torch.cuda.synchronize
 
     def synchronize(device: Any = None) -> None:
@@ -65,11 +65,11 @@ def install() -> None:
 FEW = 8
 
 
-class SimulatedCuda(TorchDispatchMode):
+class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes every operator that has to do with a CUDA tensor."""
 
     def __init__(self, computes: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.computes = computes
         # As on a GPU, the host runs ahead until so many launches are queued (shape mode only).
         self.queue_length = int(os.environ.get("CUDASIM_QUEUE", "0"))
@@ -147,7 +147,8 @@ class SimulatedCuda(TorchDispatchMode):
         else:
             _count_copy(to, x, non_blocking)
             if to.numel() and _has_same_bytes(to, x):
-                return aten.copy_(to, x, non_blocking)
+                done: torch.Tensor = aten.copy_(to, x, non_blocking)
+                return done
             runtime.cudasim_stream_block(stream)
         if self.computes or not (to.is_cuda and x.is_cuda):
             _on_host(to).copy_(_on_host(x))

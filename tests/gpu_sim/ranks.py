@@ -108,12 +108,12 @@ def read_run(out: Path) -> dict[str, Any]:
 
 def _simulate(hook: Hook | None) -> None:
     """Called in a rank before the trainer starts."""
-    import train.records.stage_meter
     from tests.gpu_sim import operators
+    from tests.train import hooks
 
     operators.install()
     # as if the driver were here: the figures are NVML's
-    train.records.stage_meter._GPU_DEVICES = ("/dev",)
+    hooks.set_value("train.records.stage_meter", "_GPU_DEVICES", ("/dev",))
     if hook is not None:
         hook()
     os.environ.pop("LD_PRELOAD", None)

@@ -24,7 +24,7 @@ def at_step(rank: int, step: int, action: Callable[[], None]) -> None:
             action()
         return plain(trainer, *args)
 
-    Trainer.run_step = run_step  # type: ignore[method-assign]
+    Trainer.run_step = run_step  # type: ignore[method-assign,assignment]
 
 
 def break_gpu(error: int = ECC_ERROR) -> None:

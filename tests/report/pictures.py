@@ -56,8 +56,8 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, start_browser(Path(folder)) as browser:
         page = Path(folder, "study.html")
-        command = [sys.executable, ROOT / "scripts" / "report.py", STUDY, "--out", page]
-        subprocess.run(command, check=True)
+        script = ROOT / "scripts" / "report.py"
+        subprocess.run([sys.executable, script, STUDY, "--out", page], check=True)
         for path, pictures in ((PUBLISHED, OF_PUBLISHED), (page, OF_STUDY)):
             browser.open(path, width=WIDTH)
             for picture in pictures:

@@ -193,7 +193,7 @@ def fuzz(folder: Path, seed: int) -> None:
         ("report", runs, "--out", page),
         ("report", damaged, log, "--out", page),
     ):
-        code, _ = run_script(*words)  # type: ignore[arg-type]
+        code, _ = run_script(*words)
         assert code in (0, 2), f"seed {seed}: {words} ended with {code}"
 
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dataset.archive.index import find_or_build_index
 from dataset.fake.make import make_fake_imagenet
+from tests.scripts.commands import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = "osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar"
 
 
-def run(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "scripts/condor_study.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60)
+run = partial(run_script, "condor_study")
 
 
 def expect_mistake(result: subprocess.CompletedProcess[str], *words: str) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.dataset.small_server import serving
+from tests.scripts.commands import run_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fetch_osdf.py"
 
 
 def run(*args: str | Path, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, args)]
     env = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), **environ}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
+    return run_script("fetch_osdf", *args, cwd=cwd, env=env)
 
 
 def test_it_runs_from_any_folder_and_needs_no_other_program(tmp_path: Path) -> None:

@@ -6,18 +6,17 @@ import csv
 import io
 import json
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 from tests.report.eventlogs import LogWriter
+from tests.scripts.commands import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "run_results/published/osg_100_jobs_5_epochs.csv"
 
 
-def run(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "scripts/grid_report.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=100)
+run = partial(run_script, "grid_report")
 
 
 def write_job(path: Path, job: str = "12.003.000") -> Path:

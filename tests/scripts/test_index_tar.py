@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ import pytest
 from dataset.archive.index import find_or_build_index
 from tests.dataset.bad_tars import BAD
 from tests.dataset.tars import TRAIN, VAL, flatten, make_tree, read_index, write_flat, write_nested
-
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "index_tar.py"
+from tests.scripts.commands import run_script
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +20,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def run(*flags: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+run = partial(run_script, "index_tar")
 
 
 def test_two_tars_are_indexed_in_one_go_and_again_at_no_cost(tmp_path: Path) -> None:

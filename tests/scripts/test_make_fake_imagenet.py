@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_fake_imagenet.py"
+from tests.scripts.commands import run_script
 
 
 def run(cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *flags]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return run_script("make_fake_imagenet", *flags, cwd=cwd)
 
 
 def test_it_runs_from_any_folder_and_reports_the_mean_size(tmp_path: Path) -> None:

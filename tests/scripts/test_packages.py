@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.pythons import find_pythons
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
 WITHOUT_PACKAGES = {"build_plugin.py", "doctor.py", "fetch_osdf.py"}  # need none to start
@@ -21,7 +23,7 @@ def run_bare(*command: str) -> subprocess.CompletedProcess[str]:
     """Runs this Python as a system's would be: -S leaves out all that was installed."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     whole = [sys.executable, "-S", *command]
-    return subprocess.run(whole, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(whole, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -50,21 +52,14 @@ def test_the_trainer_without_its_packages_is_one_line() -> None:
     assert "torch, torchvision, numpy, PIL" in done.stderr and FIX in done.stderr
 
 
-def find_old_pythons() -> list[Path]:
-    """Pythons below the oldest that we promise, where this machine has some (pyenv's)."""
-    versions = Path(sys.base_prefix).parent
-    found = [versions.glob(f"3.{minor}.*/bin/python") for minor in (6, 7, 8, 9)]
-    return [path for paths in found for path in paths]
-
-
 def test_an_old_python_is_named_with_its_version(tmp_path: Path) -> None:
     code = (
         "import sys; sys.version_info = (3, 9, 18); sys.path.insert(0, '.');"
         "from dataset.packages import require_packages; require_packages()"
     )
     commands = [[sys.executable, "-c", code]]
-    for old in find_old_pythons():
-        known = OLD_PYTHON_COMMANDS[:2] if "/3.6." in str(old) else OLD_PYTHON_COMMANDS
+    for old in find_pythons(6, 7, 8, 9):  # below the oldest that we promise, where there are some
+        known = OLD_PYTHON_COMMANDS[:2] if "3.6" in str(old) else OLD_PYTHON_COMMANDS
         commands += [[str(old), *words] for words in known]
     for command in commands:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

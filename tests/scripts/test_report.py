@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.report.records import KEMPNER, PUBLISHED, ROOT, write_raw, write_run
+from tests.scripts.commands import run_script
 
 EVENT_LOG = """000 (012.000.000) 2026-01-01 10:00:00 Job submitted from host: <127.0.0.1:1>
 ...
@@ -19,8 +20,7 @@ EVENT_LOG = """000 (012.000.000) 2026-01-01 10:00:00 Job submitted from host: <1
 
 
 def run(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "report.py"), *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return run_script("report", *words, cwd=cwd)
 
 
 def test_one_run_makes_a_page(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_folder_may_hold_runs_and_event_logs(tmp_path: Path) -> None:
 
 
 def test_sizes_to_predict_are_given_with_commas_before_or_after_the_inputs(tmp_path: Path) -> None:
-    for words in ([KEMPNER, "--predict", "128,256"], ["--predict", "128,256", KEMPNER]):
+    for words in ((KEMPNER, "--predict", "128,256"), ("--predict", "128,256", KEMPNER)):
         done = run(tmp_path, *words, "--epochs", "90")
         assert done.returncode == 0, done.stderr
         text = (tmp_path / "report.html").read_text()
@@ -104,4 +104,4 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules"
     )
     command = [sys.executable, "-c", code, str(ROOT / "scripts" / "report.py"), str(KEMPNER)]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=100)

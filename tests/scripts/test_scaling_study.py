@@ -21,6 +21,7 @@ from scripts.study.plan import SlurmOptions, StudyPlan, describe_pin, make_runs,
 from scripts.study.study_file import STUDY_FILE, extend_study, read_study
 from scripts.study.study_file import StudyFile as Study
 from tests.report.records import ROOT, run_record, write_raw
+from tests.scripts.commands import run_script
 from train.config import parse_config
 
 SCRIPT = ROOT / "scripts" / "scaling_study.py"
@@ -28,7 +29,7 @@ TINY = ("--dummy", "--device", "cpu", "-a", "resnet18", "--image-size", "32", "-
 
 
 def plan(**changes: Any) -> StudyPlan:
-    values = {
+    values: dict[str, Any] = {
         "data": "https://host/data",
         "cluster": "local",
         "gpus": (1, 2, 4),
@@ -46,10 +47,7 @@ def environment() -> dict[str, str]:
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, words)]
-    return subprocess.run(
-        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=100
-    )
+    return run_script("scaling_study", *words, cwd=cwd, env=environment())
 
 
 def test_weak_points_multiply_the_smallest_batch() -> None:
@@ -258,7 +256,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> No
         assert process.poll() is None and time.monotonic() < deadline_s, "the run did not begin"
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=100)
     assert process.returncode == 130
     assert "scaling_study.py resume" in stderr
     stopped = json.loads(run_file.read_text())

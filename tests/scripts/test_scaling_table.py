@@ -7,14 +7,13 @@ import io
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from tests.report.records import KEMPNER, ROOT, write_raw, write_run
+from tests.scripts.commands import run_script
 
-
-def run(*flags: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "scaling_table.py"), *map(str, flags)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+run = partial(run_script, "scaling_table")
 
 
 def test_markdown_has_the_published_columns_first() -> None:
@@ -96,4 +95,4 @@ def test_no_torch_is_imported() -> None:
         "assert 'torch' not in sys.modules"
     )
     command = [sys.executable, "-c", code, str(KEMPNER)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)

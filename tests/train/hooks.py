@@ -36,7 +36,7 @@ def trace_samples(path: Path) -> None:
                 file.write(json.dumps(note | {"pid": os.getpid()}) + "\n")
         return ids
 
-    Images.indices = traced  # type: ignore[method-assign]
+    Images.indices = traced  # type: ignore[method-assign,assignment]
 
 
 def at_step(rank: int, step: int, action: Action) -> None:
@@ -56,7 +56,7 @@ def at_step(rank: int, step: int, action: Action) -> None:
             action()
         return plain(images, item)
 
-    Images.indices = acting  # type: ignore[method-assign]
+    Images.indices = acting  # type: ignore[method-assign,assignment]
 
 
 def raise_fault() -> None:
@@ -94,7 +94,7 @@ def at_validation(rank: int, part: int, action: Action) -> None:
             left.pop()()
         return plain(images, item)
 
-    Images.indices = acting  # type: ignore[method-assign]
+    Images.indices = acting  # type: ignore[method-assign,assignment]
 
 
 def before(module: str, name: str, action: Action) -> None:
@@ -162,7 +162,7 @@ def poison(name: str) -> None:
         trainer.model.get_buffer(name).fill_(float("nan"))
         return done
 
-    Trainer.run_step = run_step  # type: ignore[method-assign]
+    Trainer.run_step = run_step  # type: ignore[method-assign,assignment]
 
 
 def capture_only() -> None:
@@ -170,7 +170,7 @@ def capture_only() -> None:
     import torch
 
     compiled = torch.compile
-    torch.compile = lambda model: compiled(model, backend="aot_eager")
+    set_value("torch", "compile", lambda model: compiled(model, backend="aot_eager"))
 
 
 def hang_at_read(rank: int, index: int, fifo: Path) -> None:
@@ -188,4 +188,4 @@ def hang_at_read(rank: int, index: int, fifo: Path) -> None:
             os.open(fifo, os.O_RDONLY)
         return plain(source, asked)
 
-    FolderSource.read = read  # type: ignore[method-assign]
+    FolderSource.read = read  # type: ignore[method-assign,assignment]

@@ -6,10 +6,13 @@ Every rank is a process of its own with torchrun's variables, and does what `pyt
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import itertools
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -37,7 +40,11 @@ SMALL = [
     *("-j", "0", "--recipe", "sgd", "--lr", "0.05", "-p", "1", "--timeout-minutes", "1"),
 ]
 
+# Above the services of tests/cluster, below what Linux gives to outgoing connections (32768 on).
+FIRST_PORT, PORTS_OF_A_WORKER = 20000, 3000
+
 _jobs: list[Job] = []
+_port_numbers = itertools.count(secrets.randbelow(PORTS_OF_A_WORKER))  # two runs at once differ
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -171,9 +178,19 @@ def plain_environment() -> dict[str, str]:
 
 
 def find_free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port for a rendezvous: no outgoing connection gets one of these, nor does another worker.
+
+    One that the kernel chooses for us, as for a connection, may be given to such a connection
+    between this moment and the start of rank 0.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = FIRST_PORT + worker % 4 * PORTS_OF_A_WORKER
+    for number in _port_numbers:
+        port = first + number % PORTS_OF_A_WORKER
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("0.0.0.0", port))
+            return port
+    raise AssertionError("the numbers do not end")
 
 
 def _start_all(processes: list[ForkServerProcess], log: Path, simulated: bool) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,7 @@ def by_hand() -> dict[str, torch.Tensor]:
     norms = {"1": model[1], "3": model[3]}
     state = {}
     for name, norm in norms.items():
+        assert isinstance(norm, nn.BatchNorm2d)
         state[f"{name}.running_mean"] = torch.zeros(norm.num_features, dtype=torch.float64)
         state[f"{name}.running_var"] = torch.ones(norm.num_features, dtype=torch.float64)
     seen: dict[str, list[torch.Tensor]] = {}
@@ -136,12 +138,12 @@ def test_what_plain_ddp_and_accumulation_do_is_far_from_it() -> None:
     plain = make_model()
     for step in range(NUM_STEPS):
         plain(microbatch(step, 0))
-    assert (plain[1].running_var - expected).abs().max() > 0.1
+    assert (plain[1].get_buffer("running_var") - expected).abs().max() > 0.1
     accumulated = make_model()
     for step in range(NUM_STEPS):
         for part in range(NUM_PARTS):
             accumulated(microbatch(step, part))
-    assert (accumulated[1].running_var - expected).abs().max() > 0.1
+    assert (accumulated[1].get_buffer("running_var") - expected).abs().max() > 0.1
 
 
 def test_one_microbatch_on_one_rank_is_plain_batch_norm() -> None:
@@ -173,11 +175,11 @@ def test_an_abandoned_step_leaves_no_trace(done: int) -> None:
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the operators that are dispatched: on a GPU each is a launch or more."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -222,12 +224,22 @@ def test_the_counter_of_a_layer_is_saved_and_loaded() -> None:
     assert [int(m.state_dict()["1.num_batches_tracked"]) for m in (model, other)] == [NUM_STEPS] * 2
 
 
-def test_a_model_without_batch_norm_is_left_alone() -> None:
-    statistics = StepStatistics(nn.Linear(2, 2), 2, 1)
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_model_without_batch_norm_is_left_alone(world: int) -> None:
+    """Not one operator is asked for, nor an exchange: there is no process group in this test."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 5, 3), nn.GroupNorm(1, 5), nn.BatchNorm2d(5, track_running_stats=False))
+    model = nn.Sequential(*layers).double()
+    before = copy.deepcopy(model.state_dict())
+    statistics = StepStatistics(model, NUM_PARTS, world)
     assert not statistics.carries_votes
-    statistics.begin()
-    for is_last in (False, True):
-        statistics.after_forward(is_last)
-        statistics.after_backward(is_last)
-    statistics.finish()
-    statistics.abandon()
+    with Operators() as asked:
+        statistics.begin()
+        for part in range(NUM_PARTS):
+            statistics.after_forward(part == NUM_PARTS - 1)
+            statistics.after_backward(part == NUM_PARTS - 1)
+        statistics.finish()
+        statistics.abandon()
+    assert asked.names == []
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())

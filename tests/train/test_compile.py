@@ -12,7 +12,7 @@ import torch
 from dataset.errors import DONE
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import EVERY_STEP, final_state, find_differences
+from tests.train.outcomes import EVERY_STEP, final_state, find_differences
 from train.records.record import read_epochs
 
 ARGV = ["-a", "resnet18", "--epochs", "1", "--microbatch", "2", "--ema", "0.9"]

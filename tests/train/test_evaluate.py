@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torchvision import datasets, models, transforms
 
 from dataset.errors import BAD_DATA, DONE, USER_MISTAKE
 from tests.train import started_ranks as ranks
-from tests.train.data.test_data import spoil
+from tests.train.data.small_batches import spoil
 from train.data.batches import Batch
 from train.data.sampler import BatchPlan, ValidationShare, share_validation
 from train.evaluate import evaluate, frozen
@@ -278,7 +280,7 @@ def test_top_1_and_top_5_are_counted() -> None:
     labels = list(range(10)) * 2
     assert count(labels, Guess(10, 0.0)).correct1 == 20
     shifted = count(labels, Guess(10, 3.2))
-    guesses = [sorted(range(10), key=lambda c, y=y: abs(c - y - 3.2)) for y in labels]
+    guesses = [[c for _, c in sorted((abs(c - y - 3.2), c) for c in range(10))] for y in labels]
     assert shifted.correct1 == sum(g[0] == y for g, y in zip(guesses, labels, strict=True)) == 2
     assert shifted.correct5 == sum(y in g[:5] for g, y in zip(guesses, labels, strict=True)) == 10
     assert (shifted.acc1, shifted.acc5) == (10.0, 50.0)
@@ -318,15 +320,18 @@ def test_two_models_are_evaluated_on_one_pass() -> None:
     assert (right.correct1, wrong.correct1) == (6, 1)
 
 
+def answer_with(votes: Iterator[Vote], _wait_s: float) -> Vote:
+    return next(votes)
+
+
 def test_an_urgent_vote_ends_a_validation_at_once_and_another_does_not() -> None:
     batches = batches_of([0, 1, 2, 3] * 4)
     share = ValidationShare(16, 4, 4)
     for asked, left in ((Vote.EXIT, 3), (Vote.REQUEUE_NOW, 3), (Vote.SAVE_AND_EXIT, 0)):
         votes = iter([Vote.GO_ON, asked, Vote.GO_ON, Vote.GO_ON])
         source = iter(batches)
-        vote, results = evaluate(
-            [frozen(Guess(4, 0.0))], source, share, CPU, ALONE, lambda _, v=votes: next(v)
-        )
+        agree = partial(answer_with, votes)
+        vote, results = evaluate([frozen(Guess(4, 0.0))], source, share, CPU, ALONE, agree)
         assert vote is asked
         assert len(list(source)) == left
         assert bool(results) == (asked is Vote.SAVE_AND_EXIT)

@@ -6,7 +6,6 @@ import itertools
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -24,14 +23,14 @@ from dataset.errors import (
     TRY_AGAIN,
     USER_MISTAKE,
 )
+from tests.mounts import mounted
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import final_state, find_differences
-from tests.train.data.test_data import spoil
+from tests.train.data.small_batches import spoil
+from tests.train.outcomes import EVERY_STEP, final_state, find_differences
 from train.checkpoints.checkpoint import list_checkpoints
 from train.records.record import read_epochs, read_run
 
-EVERY_STEP = ["--checkpoint-minutes", "1e-9"]
 SAVED_BYTES = 3_000_000  # a little more than a checkpoint of the small network
 
 
@@ -169,14 +168,8 @@ def test_weights_that_are_not_finite_are_found_when_they_are_saved(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A filesystem with room for the records and two checkpoints, not for more."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    options = f"size={int(3.5 * SAVED_BYTES)}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
-    try:
+    with mounted(tmp_path / "disk", f"size={int(3.5 * SAVED_BYTES)}") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_a_full_disk_at_a_checkpoint_does_not_stop_the_training(
@@ -402,14 +395,15 @@ def test_the_record_adds_up_over_attempts(images: Path, tmp_path: Path, world: i
 
 
 def test_made_up_data_measures_the_compute_alone(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    out, trace = tmp_path / "out", tmp_path / "trace"
     argv = ["--dummy", "--max-steps", "8", "--output", str(out)]
-    ranks.run(argv, tmp_path / "log", 2).expect(DONE)
+    hook = partial(hooks.trace_samples, trace)
+    ranks.run(argv, tmp_path / "log", 2, hook=hook).expect(DONE)
+    assert not trace.exists()  # no sample was asked for
     run = read_run(out)
     assert run["dataset"]["source"] == "dummy"
     assert run["steady_images_per_s"] > 0
     assert (run["images_trained"], run["result"]["final_acc1"]) == (64, None)
-    assert run["phases"]["data_wait"]["mean_s"] < run["phases"]["compute"]["mean_s"]
 
 
 def test_the_saved_model_loads_into_torchvision(images: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.gpu_sim import ranks as gpu
+from tests.train import hooks
 from tests.train import started_ranks as ranks
 
 pytestmark = [pytest.mark.gpusim, pytest.mark.timeout(300)]
@@ -16,7 +17,8 @@ STEPS = ["--precision", "fp64", "--max-steps", "2", "--save-model"]
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
     (path,) = out.glob("*.pt")
-    return torch.load(path, weights_only=True)
+    loaded: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+    return loaded
 
 
 def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -43,9 +45,7 @@ def test_weights_are_those_of_the_cpu_however_late_copies_and_collectives_end(
 
 def forget_to_wait() -> None:
     """The mutation: a batch is used before its copy to the device has ended."""
-    import train.data.loader
-
-    train.data.loader._hand_over = lambda batch, _copied: batch
+    hooks.set_value("train.data.loader", "_hand_over", lambda batch, _copied: batch)
 
 
 def test_a_batch_that_is_used_before_its_copy_has_ended_shows(images: Path, tmp_path: Path) -> None:

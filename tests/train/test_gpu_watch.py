@@ -37,7 +37,7 @@ def hasten(flag: Path) -> None:
             self._standstill_s = self._standstill_s and 20.0
         return plain(self, *args)
 
-    Judge.judge = judge  # type: ignore[method-assign]
+    Judge.judge = judge  # type: ignore[method-assign,assignment]
 
 
 IN_TRAINING, IN_EVALUATION = partial(hooks.at_step, 1, 3), partial(hooks.at_validation, 1, 2)

@@ -13,7 +13,7 @@ from dataset.errors import DONE, TRY_AGAIN, USER_MISTAKE, PassingError, UserErro
 from tests.gpu_sim import ranks as gpu_ranks
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import final_state, find_differences
+from tests.train.outcomes import final_state, find_differences
 from train.config import TrainConfig
 from train.failure import explain
 from train.microbatch import SPARE_BYTES, choose_microbatch, divisors, make_plan
@@ -127,24 +127,21 @@ def accept_numbers() -> None:
 
 def note_memory() -> None:
     """Prints whether the choice left memory in use, or moved the random numbers."""
-    from train import prepare
-
     accept_numbers()
-    plain = prepare.make_plan
 
     def look() -> tuple[int, int, int]:
         random = int(torch.get_rng_state().sum()), torch.initial_seed()
         return torch.cuda.memory_allocated(), *random
 
-    @functools.wraps(plain)
+    @functools.wraps(make_plan)
     def noting(*args: Any, **kwargs: Any) -> Any:
         before, reserved = look(), torch.cuda.memory_reserved()
-        plan = plain(*args, **kwargs)
+        plan = make_plan(*args, **kwargs)
         is_clean = look() == before and torch.cuda.memory_reserved() <= reserved
         print("no trace" if is_clean else f"traces: {before} {look()}", flush=True)
         return plan
 
-    prepare.make_plan = noting
+    hooks.set_value("train.prepare", "make_plan", noting)
 
 
 @pytest.mark.gpusim
@@ -182,7 +179,7 @@ def test_the_trial_changes_nothing_of_the_training(images: Path, tmp_path: Path)
         argv = [str(images), "--epochs", "1", "--ema", "0.9", "--output", str(out), *flags]
         gpu_ranks.run(argv, tmp_path / f"{name}.log").expect(DONE)
         states.append(final_state(out))
-    assert find_differences(*states) == []
+    assert find_differences(states[0], states[1]) == []
     names = [
         sorted(path.name for path in (tmp_path / name).rglob("*")) for name in ("auto", "given")
     ]

@@ -89,5 +89,7 @@ def test_pretrained_weights_of_other_classes_are_not_evaluated() -> None:
 
 @pytest.mark.usefixtures("_no_download")
 def test_a_new_last_layer_has_a_bias_where_the_old_one_had_it() -> None:
-    last = build_model("maxvit_t", 7, True, None).classifier[-1]
+    classifier = build_model("maxvit_t", 7, True, None).classifier
+    assert isinstance(classifier, nn.Sequential)
+    last = classifier[-1]
     assert isinstance(last, nn.Linear) and last.out_features == 7 and last.bias is None

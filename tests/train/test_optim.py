@@ -26,7 +26,7 @@ from train.optim import (
 from train.recipe import Recipe, lr_at, resolve_recipe
 
 
-def small_model(seed: int = 0) -> nn.Module:
+def small_model(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
@@ -37,7 +37,7 @@ def give_gradients(model: nn.Module, seed: int) -> None:
     torch.manual_seed(seed)
     loss = nn.functional.cross_entropy(model(torch.randn(6, 3, 8, 8)), torch.arange(6) % 5)
     model.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def test_lars_follows_a_hand_computed_path_through_warm_up_and_decay() -> None:
@@ -131,7 +131,7 @@ def test_lars_closure_returns_its_loss() -> None:
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         loss = (w * w).sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     assert optimizer.step(closure).item() == 4.0
@@ -183,7 +183,8 @@ def test_momentum_in_another_memory_layout_is_added_to_the_right_weights(name: s
         match_layout(optimizer)
         give_gradients(model, 1)
         optimizer.step()
-    assert first[0].weight.stride() != second[0].weight.stride()
+    layouts = [model[0].get_parameter("weight").stride() for model in (first, second)]
+    assert layouts[0] != layouts[1]
     for p, q in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
@@ -200,16 +201,18 @@ def test_an_overflowed_step_under_grad_scaler_changes_nothing(name: str) -> None
         images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 5
         before = [p.detach().clone() for p in model.parameters()]
         optimizer.zero_grad()
-        scaler.scale(nn.functional.cross_entropy(model(images), labels)).backward()
+        scaler.scale(nn.functional.cross_entropy(model(images), labels)).backward()  # type: ignore[no-untyped-call]
         if has_overflow:
-            next(model.parameters()).grad.fill_(torch.inf)
+            gradient = next(model.parameters()).grad
+            assert gradient is not None
+            gradient.fill_(torch.inf)
         scaler.step(optimizer)
         scaler.update()
         if has_overflow:
             assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
             continue
         plain_optimizer.zero_grad()
-        nn.functional.cross_entropy(plain(images), labels).backward()
+        nn.functional.cross_entropy(plain(images), labels).backward()  # type: ignore[no-untyped-call]
         plain_optimizer.step()
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)

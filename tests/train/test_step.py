@@ -65,7 +65,7 @@ def run_overflowing_step(trainer: Trainer, seed: int) -> None:
         return gradient
 
     *_, last = trainer.model.parameters()
-    hook = last.register_hook(spoil)
+    hook = last.register_hook(spoil)  # type: ignore[no-untyped-call]
     run_step(trainer, seed)
     hook.remove()
 

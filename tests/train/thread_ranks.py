@@ -6,6 +6,7 @@ process group is the trainer's own code; launcher, rendezvous, gloo and NCCL are
 
 from __future__ import annotations
 
+import importlib
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,20 +14,22 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch._C import _distributed_c10d
-from torch.testing._internal.distributed import multi_threaded_pg as threaded
+from torch._C._distributed_c10d import HashStore
 
 from train.ranks.comm import Comm
 from train.ranks.launch import Launch
 
 T = TypeVar("T")
+# Private to torch, and without types.
+c10d: Any = importlib.import_module("torch._C._distributed_c10d")
+threaded: Any = importlib.import_module("torch.testing._internal.distributed.multi_threaded_pg")
 
 
 def run(world_size: int, function: Callable[[Comm], T]) -> list[T]:
     """What the function gives on each rank."""
     results: list[Any] = [None] * world_size
     errors: list[str] = []
-    store = dist.HashStore()
+    store = HashStore()
 
     def be_rank(rank: int) -> None:
         try:
@@ -57,11 +60,11 @@ def make_comm(rank: int, world_size: int, control: Any = None, store: Any = None
 @contextmanager
 def _isolated_threads() -> Iterator[None]:
     """Every thread has process groups of its own."""
-    _distributed_c10d._set_thread_isolation_mode(True)
+    c10d._set_thread_isolation_mode(True)
     threaded._install_threaded_pg()
     try:
         yield
     finally:
         threaded._uninstall_threaded_pg()
-        _distributed_c10d._set_thread_isolation_mode(False)
+        c10d._set_thread_isolation_mode(False)
         threaded.ProcessLocalGroup.reset()

@@ -76,7 +76,7 @@ def test_the_check_of_a_study(condor: ModuleType, osdf: ModuleType) -> None:
     path = osdf.put("grid-check/some.tar", b"x" * 2_000_000)
 
     def check(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, ROOT / "scripts/condor_study.py", "--check", *words]
+        command = [sys.executable, str(ROOT / "scripts/condor_study.py"), "--check", *words]
         command.append(f"FEDERATION={osdf.DIRECTOR_HTTP_URL}")
         return subprocess.run(command, capture_output=True, text=True)
 

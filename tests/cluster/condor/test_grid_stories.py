@@ -258,8 +258,8 @@ def test_the_report_gets_every_outcome_right(stories: Stories, tmp_path: Path) -
     jobs = {name: story.result() for name, story in stories.items()}
     logs = [str(job.log) for job in jobs.values()]
     runs = [str(job.folder) for job in jobs.values()]
-    command = [sys.executable, ROOT / "scripts/grid_report.py", *logs, "--runs", *runs]
-    command += ["--format", "json", "--out", tmp_path / "report"]
+    command = [sys.executable, str(ROOT / "scripts/grid_report.py"), *logs, "--runs", *runs]
+    command += ["--format", "json", "--out", str(tmp_path / "report")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     tables = {table["name"]: table["rows"] for table in json.loads(done.stdout)}

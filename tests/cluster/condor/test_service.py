@@ -5,12 +5,9 @@ These tests use an instance of their own, in other processes, so that nobody's p
 
 from __future__ import annotations
 
-import fcntl
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,29 +15,19 @@ from types import ModuleType
 import pytest
 
 from tests.cluster.lifetime import find_marked
+from tests.cluster.spare_instance import SpareInstance
 
 pytestmark = pytest.mark.condor
 ROOT = Path(__file__).resolve().parents[3]
-INSTANCE = "9"
-FOLDER = Path(tempfile.gettempdir()) / f"trainyard-condor-{INSTANCE}"
+SPARE = SpareInstance("condor")
+FOLDER = SPARE.folder
 WORK = Path("/var/tmp") / FOLDER.name
 
 
 @pytest.fixture
 def own_instance() -> Iterator[None]:
-    """Instance 9, free at the start and at the end, for one test at a time on this machine."""
-    with open(f"{FOLDER}.test", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _run("service.down()")  # an aborted run may have left it
+    with SPARE.reserved():
         yield
-        _run("service.down()")
-
-
-def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", f"from tests.cluster.condor import service\n{program}"]
-    clean = {k: v for k, v in os.environ.items() if k != "PYTEST_VERSION"}
-    environment = {**clean, "TRAINYARD_INSTANCE": INSTANCE, **environment}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 def _find_by_name(text: str) -> list[str]:
@@ -53,7 +40,7 @@ def test_pool_of_a_killed_test_run_is_cleared_and_a_stop_leaves_nothing(
     own_instance: None,
 ) -> None:
     sleep = "98765.25"
-    died = _run(
+    died = SPARE.run(
         "import os\n"
         "service.up()\n"
         "job = service.submit('executable = /bin/sleep\\ntransfer_executable = false\\n'\n"
@@ -67,11 +54,11 @@ def test_pool_of_a_killed_test_run_is_cleared_and_a_stop_leaves_nothing(
     assert _find_by_name(f"sleep {sleep}")
     left = set(find_marked(FOLDER))
     assert left
-    done = _run("assert not service.is_up()\nservice.up()\nassert service.is_up()")
+    done = SPARE.run("assert not service.is_up()\nservice.up()\nassert service.is_up()")
     assert done.returncode == 0, done.stderr
     assert not _find_by_name(f"sleep {sleep}")
     assert not left & set(find_marked(FOLDER))
-    done = _run("service.down()\nassert not service.is_up()\nservice.down()")
+    done = SPARE.run("service.down()\nassert not service.is_up()\nservice.down()")
     assert done.returncode == 0, done.stderr
     assert find_marked(FOLDER) == []
     assert not FOLDER.exists()
@@ -100,7 +87,7 @@ def test_pool_of_another_clone_is_refused(condor: ModuleType) -> None:
 
 
 def test_commands_against_a_pool_that_is_down_say_so(own_instance: None) -> None:
-    done = _run("service.run('condor_q')")
+    done = SPARE.run("service.run('condor_q')")
     assert "the HTCondor pool is down; `make cluster-up` starts it" in done.stderr
 
 

@@ -16,9 +16,8 @@ from benchmarks.fetch_doc import fault_table
 from dataset.errors import run_command
 from dataset.flags import make_parser, parse_flags
 from tests.cluster.osdf import service
-from tests.cluster.osdf.fetch_cases import CASES, Case
+from tests.cluster.osdf.fetch_cases import CASES, SIZE, Case, run_case
 from tests.cluster.osdf.fetching import Fetcher, Result, make_content
-from tests.cluster.osdf.test_fetch_faults import SIZE, run_case
 
 
 def main() -> int:

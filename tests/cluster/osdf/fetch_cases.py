@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from tests.cluster.osdf.fetching import MIB, Fetcher, Result, write_index
 from tests.cluster.osdf.rules import Fault
 
-MIB = 1 << 20
+SIZE = 24 * MIB + 12345  # of the object that each case fetches
 PATIENT = {"stall_s": 6.0}  # so that a silent block is hedged long before it is given up
 
 
@@ -156,3 +159,12 @@ CASES = [
         says="not verified",
     ),
 ]
+
+
+def run_case(case: Case, osdf: ModuleType, path: str, content: bytes, out: Path) -> Result:
+    """Sets the faults of a case for one object and fetches it."""
+    if case.has_index:
+        write_index(out / "object.bin.index", content)
+    faults = [replace(fault, path=path) for fault in case.faults]
+    with osdf.faults(*faults, seed=1):
+        return Fetcher(osdf, out)(path, **case.options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -61,3 +62,14 @@ def _digest(content: bytes | Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def wait_until_kept(cache: str) -> None:
+    """Waits until the cache has written what it answers from its memory, and says so of itself."""
+    end_s = time.monotonic() + 10
+    while time.monotonic() < end_s:
+        files = [path for path in Path(cache).rglob("x*") if path.name in ("x", "x.cinfo")]
+        if len(files) >= 2 and all(path.stat().st_blocks for path in files):
+            break
+        time.sleep(0.05)
+    time.sleep(0.5)

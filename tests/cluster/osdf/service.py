@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tests.cluster import lifetime, ports
-from tests.cluster.osdf import certificates, objects, xrootd
+from tests.cluster.osdf import certificates, health, objects, xrootd
 from tests.cluster.osdf.control import FaultHandle, ask
 from tests.cluster.osdf.layout import HOST, PROTECTED, PUBLIC, SERVERS, default_layout
 from tests.cluster.osdf.rules import Fault
@@ -148,15 +148,25 @@ def processes() -> list[int]:
 
 def stop_server(server: str) -> None:
     """Stops one XRootD for good (origin, cache1, cache2): its proxy then closes connections."""
-    pid_file = next((_layout.folder / server).rglob("*.pid"))
-    pid = int(pid_file.read_text())
-    lifetime.end_processes(lambda: [p for p in processes() if p == pid])
+    health.note_stop(_layout, server, is_meant=True)
+    pids = health.read_pids(_layout, server)
+    lifetime.end_processes(lambda: [pid for pid in processes() if pid in pids])
 
 
 def start_server(server: str) -> None:
     """Starts an XRootD again that stop_server() stopped; its data are still there."""
     xrootd.start_server(_layout, server)
     xrootd.wait_until_answering(_layout, server)
+    health.note_stop(_layout, server, is_meant=False)
+
+
+def start_dead_servers() -> list[str]:
+    """Starts each XRootD again that ended by itself; what was found about each."""
+    if not health.find_ill(_layout):
+        return []
+    with _life.exclusive():  # another test run may have seen it too
+        found = [health.cure(_layout, server) for server in health.find_ill(_layout)]
+    return [text for text in found if text]
 
 
 def _start() -> None:

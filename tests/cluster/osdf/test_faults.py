@@ -24,7 +24,8 @@ CONTENT = random.Random(4).randbytes(500_000)
 @pytest.fixture(params=["http", "https"])
 def url(request: pytest.FixtureRequest, osdf: ModuleType) -> str:
     """The object at the first cache, by either scheme."""
-    return (osdf.CACHE_HTTP_URLS if request.param == "http" else osdf.CACHE_URLS)[0]
+    urls: list[str] = osdf.CACHE_HTTP_URLS if request.param == "http" else osdf.CACHE_URLS
+    return urls[0]
 
 
 @pytest.fixture(scope="module")

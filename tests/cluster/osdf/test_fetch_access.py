@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +17,6 @@ from tests.cluster.osdf.fetching import MIB, Fetcher, make_content
 from tests.cluster.osdf.rules import Fault
 
 pytestmark = pytest.mark.osdf
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -70,23 +69,39 @@ def test_a_redirect_from_a_cache_gets_no_token(osdf: ModuleType, https_fetch: Fe
     assert len(with_token) <= len(asked) // 2
 
 
+def wait_until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.02)
+
+
 def test_a_token_that_expires_halfway_is_read_again(osdf: ModuleType, https_fetch: Fetcher) -> None:
     content = make_content(24 * MIB, 23)
     path = osdf.put("fetch-access/halfway.bin", content, osdf.PROTECTED)
-    assert https_fetch.token is not None
-    first = https_fetch.token.read_text()
-    # The first blocks come; then the token is revoked, and a new one is written a second later,
-    # as HTCondor does with the files of _CONDOR_CREDS.
-    renew = (
-        f"import sys, time; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from pathlib import Path\nfrom tests.cluster.osdf import service\n"
-        f"time.sleep(0.5); service.revoke({first!r}); time.sleep(1)\n"
-        f"Path({str(https_fetch.token)!r}).write_text(service.make_token())\n"
-    )
-    with osdf.wan(path=path, delay_s=0.0, bytes_per_s=1e6):
-        renewer = subprocess.Popen([sys.executable, "-c", renew])
-        result = https_fetch(path, missing_s=15.0)
-        assert renewer.wait() == 0
+    token = https_fetch.token
+    assert token is not None
+
+    def count_refused() -> int:
+        return sum(entry["status"] == 403 for entry in osdf.traffic(path))
+
+    def renew() -> None:
+        """Once the first bytes came the token is revoked, and once that was noticed a new one is
+        written, as HTCondor does with the files of _CONDOR_CREDS.
+        """
+        wait_until(lambda: osdf.sent_bytes(path) > MIB)
+        before = count_refused()
+        osdf.revoke(token.read_text())
+        wait_until(lambda: count_refused() > before)
+        new = token.with_name("new")
+        new.write_text(osdf.make_token())
+        new.replace(token)
+
+    osdf.forget_traffic(path)
+    with osdf.wan(path=path, delay_s=0.0, bytes_per_s=1e6), ThreadPoolExecutor(1) as pool:
+        renewed = pool.submit(renew)
+        result = https_fetch(path, missing_s=60.0, give_up_s=100.0)
+        renewed.result()
     assert result.exit_code == 0, result.message
     assert result.path.read_bytes() == content
     assert result.errors.get("403", 0) + result.errors.get("401", 0) > 0

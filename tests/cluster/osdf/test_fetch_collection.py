@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from tests.cluster.osdf.fetching import MIB, Fetcher, make_content
-from tests.cluster.osdf.test_fetch_folder import mounted
+from tests.mounts import mounted
 
 pytestmark = pytest.mark.osdf
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from dataset.fetch import verify
-from tests.cluster.osdf.fetch_cases import CASES, Case
-from tests.cluster.osdf.fetching import MIB, Fetcher, Result, leftovers, make_content, write_index
+from tests.cluster.osdf.fetch_cases import CASES, SIZE, Case, run_case
+from tests.cluster.osdf.fetching import MIB, Fetcher, leftovers, make_content
 from tests.cluster.osdf.rules import Fault
 
 pytestmark = pytest.mark.osdf
-SIZE = 24 * MIB + 12345
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +61,3 @@ def test_a_cache_that_corrupts_all_it_sends_is_refused_and_the_rest_is_kept(
     twice = sum(result.summary.bytes_twice.values())
     assert result.summary.fetched_bytes == len(content) + twice
     assert sum(source["bytes"] for source in result.summary.sources) == len(content) + twice
-
-
-def run_case(case: Case, osdf: ModuleType, path: str, content: bytes, out: Path) -> Result:
-    """Sets the faults of a case for one object and fetches it."""
-    if case.has_index:
-        write_index(out / "object.bin.index", content)
-    faults = [replace(fault, path=path) for fault in case.faults]
-    with osdf.faults(*faults, seed=1):
-        return Fetcher(osdf, out)(path, **case.options)

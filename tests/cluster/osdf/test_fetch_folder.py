@@ -6,8 +6,6 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -17,21 +15,11 @@ from dataset.errors import UserError
 from dataset.fetch.urls import fetch_dataset
 from tests.cluster.osdf.fetching import FAST, MIB, Fetcher, leftovers, make_content, write_index
 from tests.cluster.osdf.rules import Fault
+from tests.mounts import mounted
 
 pytestmark = pytest.mark.osdf
 ROOT = Path(__file__).resolve().parents[3]
 NUM_SMALL = 5000
-
-
-@contextmanager
-def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """A real file system of its own (tests of services run as root)."""
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_too_little_space_is_said_before_the_transfer(osdf: ModuleType, tmp_path: Path) -> None:

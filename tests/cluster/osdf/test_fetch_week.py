@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -27,7 +29,7 @@ def stored(osdf: ModuleType) -> tuple[str, bytes]:
 def draw_faults(seed: int, path: str) -> list[Fault]:
     """Three to six faults at random servers, shares and times, as a bad week has them."""
     chance = random.Random(seed)
-    menu = [
+    menu: list[Callable[[], dict[str, Any]]] = [
         lambda: {"kind": "stall", "share": chance.uniform(0.02, 0.2)},
         lambda: {"kind": "drip", "share": chance.uniform(0.02, 0.1)},
         lambda: {"kind": "hang", "share": chance.uniform(0.02, 0.1)},

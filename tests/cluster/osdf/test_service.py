@@ -5,50 +5,32 @@ These tests use an instance of their own, in other processes, so that nobody's s
 
 from __future__ import annotations
 
-import fcntl
-import os
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.cluster.lifetime import find_marked
 from tests.cluster.ports import wait_until_free
+from tests.cluster.spare_instance import SpareInstance
 
 pytestmark = pytest.mark.osdf
-ROOT = Path(__file__).resolve().parents[3]
-INSTANCE = "9"
-FOLDER = Path(tempfile.gettempdir()) / f"trainyard-osdf-{INSTANCE}"
+SPARE = SpareInstance("osdf")
+FOLDER = SPARE.folder
 
 
 @pytest.fixture(autouse=True)
 def own_instance() -> Iterator[None]:
-    """Instance 9, free at the start and at the end, for one test at a time on this machine."""
-    with open(f"{FOLDER}.test", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _run("service.down()")  # an aborted run may have left it
+    with SPARE.reserved():
         yield
-        _run("service.down()")
-
-
-def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", f"from tests.cluster.osdf import service\n{program}"]
-    clean = {k: v for k, v in os.environ.items() if k != "PYTEST_VERSION"}
-    environment = {**clean, "TRAINYARD_INSTANCE": INSTANCE, **environment}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 def test_down_leaves_no_process_and_no_file_and_can_be_repeated() -> None:
-    done = _run("service.up(); assert service.is_up(); service.up()")
+    done = SPARE.run("service.up(); assert service.is_up(); service.up()")
     assert done.returncode == 0, done.stderr
     assert len(find_marked(FOLDER)) == 4  # a person's service outlives the process that started it
-    done = _run(
+    done = SPARE.run(
         "assert service.is_up(); service.down(); assert not service.is_up(); service.down()"
     )
     assert done.returncode == 0, done.stderr
@@ -57,22 +39,22 @@ def test_down_leaves_no_process_and_no_file_and_can_be_repeated() -> None:
 
 
 def test_service_of_a_killed_test_run_is_cleared_by_the_next_start() -> None:
-    died = _run(
+    died = SPARE.run(
         "import os; service.up(); service.put('x', b'old'); os.kill(os.getpid(), 9)",
         PYTEST_VERSION="9",
     )
     assert died.returncode == -signal.SIGKILL
     left = set(find_marked(FOLDER))
     assert len(left) == 4
-    done = _run("assert not service.is_up(); service.up(); print(service.traffic())")
+    done = SPARE.run("assert not service.is_up(); service.up(); print(service.traffic())")
     assert done.returncode == 0, done.stderr
     assert not left & set(find_marked(FOLDER))
     assert not (FOLDER / "origin/data/public/x").exists()
 
 
 def test_half_dead_service_is_not_up_and_is_started_again() -> None:
-    assert _run("service.up(); service.stop_server('origin')").returncode == 0
-    done = _run("assert not service.is_up(); service.up(); assert service.is_up()")
+    assert SPARE.run("service.up(); service.stop_server('origin')").returncode == 0
+    done = SPARE.run("assert not service.is_up(); service.up(); assert service.is_up()")
     assert done.returncode == 0, done.stderr
 
 
@@ -91,7 +73,7 @@ def test_last_of_two_test_runs_stops_the_service() -> None:
         "other.communicate(b'go\\n')\n"
         "assert other.returncode == 0\n"
     )
-    done = _run(program, PYTEST_VERSION="9")
+    done = SPARE.run(program, PYTEST_VERSION="9")
     assert done.returncode == 0, done.stderr
     assert find_marked(FOLDER) == []
 
@@ -104,21 +86,10 @@ def test_port_that_is_taken_is_named_with_a_way_out() -> None:
     wait_until_free(port, patience_s=0)
 
 
-def wait_until_kept(cache: str) -> None:
-    """Waits until the cache has written what it answers from its memory, and says so of itself."""
-    end_s = time.monotonic() + 10
-    while time.monotonic() < end_s:
-        files = [path for path in Path(cache).rglob("x*") if path.name in ("x", "x.cinfo")]
-        if len(files) >= 2 and all(path.stat().st_blocks for path in files):
-            break
-        time.sleep(0.05)
-    time.sleep(0.5)
-
-
 def test_stopped_cache_breaks_connections_and_comes_back_with_its_data() -> None:
     program = (
         "from tests.cluster.osdf.client import request\n"
-        "from tests.cluster.osdf.test_service import wait_until_kept\n"
+        "from tests.cluster.osdf.objects import wait_until_kept\n"
         "import http.client\n"
         "service.up()\n"
         "url = service.CACHE_HTTP_URLS[1] + service.put('x', b'content')\n"
@@ -130,6 +101,6 @@ def test_stopped_cache_breaks_connections_and_comes_back_with_its_data() -> None
         "service.stop_server('origin')\n"
         "assert request(url).content == b'content'\n"
     )
-    done = _run(program)
+    done = SPARE.run(program)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "broken\n"

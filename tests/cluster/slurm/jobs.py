@@ -123,8 +123,8 @@ class Job:
             shown = self.show()
             if shown["JobState"] == "PENDING":
                 pending_since_s = pending_since_s or time.monotonic()
-            if shown["JobState"] == "PENDING" and time.monotonic() > pending_since_s + 2:
-                run("scontrol", "update", f"JobId={self.id}", "StartTime=now", timeout_s=30)
+                if time.monotonic() > pending_since_s + 2:
+                    run("scontrol", "update", f"JobId={self.id}", "StartTime=now", timeout_s=30)
             # Not COMPLETING: a requeued job is that until its old tasks are gone.
             return shown["Restarts"] != "0" and shown["JobState"] in {"RUNNING", *ENDED}
 

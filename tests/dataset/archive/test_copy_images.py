@@ -56,7 +56,11 @@ def test_short_copies_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tree = make_tree()
     tar = write_nested(tmp_path, tree)
     sendfile = os.sendfile
-    monkeypatch.setattr(os, "sendfile", lambda *args: sendfile(*args[:3], max(1, args[3] // 2)))
+
+    def copy_half(to: int, source: int, offset: int, count: int) -> int:
+        return sendfile(to, source, offset, max(1, count // 2))
+
+    monkeypatch.setattr(os, "sendfile", copy_half)
     extract(tar, tmp_path / "out")
     monkeypatch.undo()
     assert read_tree(tmp_path / "out" / "train") == flatten(tree)

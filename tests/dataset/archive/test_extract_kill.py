@@ -143,7 +143,7 @@ def test_a_run_killed_again_and_again_gets_done(tmp_path: Path) -> None:
 
 def kill_command(tar: Path, out: Path, tree: Tree, after_classes: int) -> None:
     """Kills the real command once some classes have their names, and checks what it left."""
-    command = [sys.executable, SCRIPT, "--run_type", "train", "--train_tar", tar]
+    command: list[str | Path] = [sys.executable, SCRIPT, "--run_type", "train", "--train_tar", tar]
     process = subprocess.Popen(
         [*command, "--output_dir", out, "--num_threads", "2"], stderr=subprocess.DEVNULL
     )
@@ -162,7 +162,7 @@ def _num_classes(folder: Path) -> int:
 
 
 def run_command_to_the_end(tar: Path, out: Path) -> None:
-    command = [sys.executable, SCRIPT, "--run_type", "train", "--train_tar", tar]
+    command: list[str | Path] = [sys.executable, SCRIPT, "--run_type", "train", "--train_tar", tar]
     subprocess.run([*command, "--output_dir", out], check=True, capture_output=True)
 
 
@@ -194,7 +194,7 @@ def test_the_command_killed_a_hundred_times_goes_on(tmp_path: Path) -> None:
 def test_many_extractors_on_one_folder_leave_one_whole_set(tmp_path: Path) -> None:
     tree = make_tree(80, 20)
     tar = write_nested(tmp_path, tree)
-    command = [sys.executable, SCRIPT, "--run_type", "train", "--train_tar", tar]
+    command: list[str | Path] = [sys.executable, SCRIPT, "--run_type", "train", "--train_tar", tar]
     for round_number in range(20):
         out = tmp_path / f"out{round_number}"
         crowd = [

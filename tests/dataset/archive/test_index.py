@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ def test_the_real_val_set_needs_no_labels(tmp_path: Path) -> None:
     index = find_or_build_index(tmp_path / VAL)
     assert (len(index), len(index.classes)) == (50_000, 1000)
     assert np.bincount(index.label).tolist() == [50] * 1000
-    i = [index.name(k) for k in np.flatnonzero(index.label == 0)].index(
+    i = [index.name(int(k)) for k in np.flatnonzero(index.label == 0)].index(
         "ILSVRC2012_val_00000293.JPEG"
     )
     assert index.classes[0] == "n01440764"
@@ -298,6 +299,7 @@ def test_checksums_find_a_flipped_byte_and_name_its_range(tmp_path: Path) -> Non
     tar.write_bytes(tar_bytes(files))
     index, _ = build_index(tar, checksums=True)
     verify_tar(index)
+    assert index.block_crc32c is not None
     assert len(index.block_crc32c) == -(-tar.stat().st_size // BLOCK_SIZE)
     with open(tar, "r+b") as file:
         for position in (BLOCK_SIZE + 5, 2 * BLOCK_SIZE - 1, 5 * BLOCK_SIZE, 5 * BLOCK_SIZE + 9):
@@ -327,6 +329,7 @@ def test_checksums_and_headers_come_from_one_pass(
     index, _ = build_index(tar, checksums=True)
     monkeypatch.undo()
     blocks = [offset for length, offset in reads if length == BLOCK_SIZE]
+    assert index.block_crc32c is not None
     assert sorted(blocks) == [i * BLOCK_SIZE for i in range(len(index.block_crc32c))]
     summed = 0
     for length, offset in reads[reads.index((BLOCK_SIZE, 0)) :]:
@@ -363,7 +366,7 @@ def test_without_the_crc32c_package_block_sums_are_neither_made_nor_checked(
     assert read_index(build_index(tar)[0]) == flatten(make_tree()), "an index needs no package"
 
 
-def _read_in_child(index: TarIndex, queue: multiprocessing.Queue) -> None:
+def _read_in_child(index: TarIndex, queue: multiprocessing.Queue[dict[str, bytes]]) -> None:
     queue.put(read_index(index))
 
 
@@ -371,7 +374,7 @@ def _read_in_child(index: TarIndex, queue: multiprocessing.Queue) -> None:
 def test_an_index_goes_to_worker_processes(tmp_path: Path, method: str) -> None:
     tree = make_tree()
     index = find_or_build_index(write_nested(tmp_path, tree))
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     queue = context.Queue()
     worker = context.Process(target=_read_in_child, args=(index, queue))
     worker.start()

@@ -9,9 +9,11 @@ from functools import partial
 import pytest
 
 from dataset.archive import tar_walk
-from dataset.archive.tar_walk import walk_tar, walk_tar_in_parts
+from dataset.archive.tar_walk import Entries, walk_tar, walk_tar_in_parts
 from dataset.errors import DataError
 from tests.dataset.tars import header, pad, tar_bytes
+
+Fact = tuple[bytes, int, int]
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +33,11 @@ class Counted:
         return self.data[offset : offset + length]
 
 
-def facts(entries: object) -> list[tuple[bytes, int, int]]:
-    return list(
-        zip(entries.names, entries.offset.tolist(), entries.size.tolist(), strict=True)  # type: ignore[attr-defined]
-    )
+def facts(entries: Entries) -> list[Fact]:
+    return list(zip(entries.names, entries.offset.tolist(), entries.size.tolist(), strict=True))
 
 
-def both(data: bytes, threads: int = 16) -> tuple[list, list]:
+def both(data: bytes, threads: int = 16) -> tuple[list[Fact], list[Fact]]:
     pread = Counted(data).pread
     return (
         facts(walk_tar_in_parts(pread, len(data), "a.tar", threads)),
@@ -72,11 +72,10 @@ def test_pictures_of_headers_inside_files_do_not_mislead(seed: int) -> None:
 def test_the_parts_are_really_walked_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(tar_bytes({f"{i}.JPEG": bytes([1]) * 2000 for i in range(400)}))
     walked = []
-    walk = tar_walk.walk_tar
 
     def note(pread: object, start: int, *rest: object, **stop: object) -> object:
         walked.append(start)
-        return walk(pread, start, *rest, **stop)  # type: ignore[arg-type]
+        return walk_tar(pread, start, *rest, **stop)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tar_walk, "walk_tar", note)
     walk_tar_in_parts(counted.pread, len(counted.data), "a.tar", 8)

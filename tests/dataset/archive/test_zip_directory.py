@@ -15,6 +15,7 @@ from dataset.archive.index import build_index
 from dataset.archive.zip_directory import read_directory
 from dataset.errors import DataError, UserError
 from tests.dataset.tars import (
+    extract,
     flatten,
     make_tree,
     make_val,
@@ -28,7 +29,9 @@ PREFIX = "ILSVRC/Data/CLS-LOC/"
 NAME = "imagenet-object-localization-challenge.zip"
 
 
-def write_zip(path: Path, method: int, with_labels: bool = True) -> tuple[dict, dict]:
+def write_zip(
+    path: Path, method: int, with_labels: bool = True
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """Kaggle's layout; what must come out of train and val."""
     train = make_tree()
     images, labels = make_val()
@@ -50,7 +53,7 @@ def write_zip(path: Path, method: int, with_labels: bool = True) -> tuple[dict, 
 def test_kaggles_zip_is_extracted_with_the_labels_inside(tmp_path: Path, method: int) -> None:
     train, val = write_zip(tmp_path / NAME, method)
     for split, expected in (("train", train), ("val", val)):
-        result = extract_archive(Extraction(tmp_path / NAME, split, tmp_path / "out"))
+        result = extract(tmp_path / NAME, tmp_path / "out", split)
         assert read_tree(tmp_path / "out" / split) == expected
         assert result.num_images == len(expected)
 
@@ -106,9 +109,8 @@ def test_a_flipped_byte_of_an_image_is_found_and_its_class_not_named(
     (tmp_path / NAME).write_bytes(data)
     wnid = victim.filename.removeprefix(f"{PREFIX}train/").split("/")[0]
     split = "train" if "train" in victim.filename else "val"
-    job = Extraction(tmp_path / NAME, split, tmp_path / "out", keep_going=True)
     with pytest.raises(DataError, match="damaged"):
-        extract_archive(job)
+        extract(tmp_path / NAME, tmp_path / "out", split, keep_going=True)
     if split == "train":
         assert not (tmp_path / "out" / "train" / wnid).exists()
         assert read_tree(tmp_path / "out" / "train") == {

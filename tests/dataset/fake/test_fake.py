@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from dataset.errors import PassingError, UserError
 from dataset.fake.make import MARKER, make_fake_imagenet
 from dataset.fake.picture import draw_picture
 
-SMALL = {"classes": 3, "train_per_class": 6, "val_per_class": 4, "size": (64, 64)}
+SMALL: dict[str, Any] = {"classes": 3, "train_per_class": 6, "val_per_class": 4, "size": (64, 64)}
 
 
 def read_tar(data: bytes) -> dict[str, bytes]:
@@ -198,7 +199,7 @@ def test_a_killed_call_is_continued_by_the_next(tmp_path: Path) -> None:
 
 
 def test_two_calls_at_once_do_not_mix(tmp_path: Path) -> None:
-    refusals = []
+    refusals: list[str] = []
 
     def second_call(num_images: int) -> None:
         if not refusals:
@@ -225,4 +226,4 @@ def test_values_out_of_range_are_named(
     tmp_path: Path, wrong: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        make_fake_imagenet(tmp_path, **(SMALL | wrong))  # type: ignore[arg-type]
+        make_fake_imagenet(tmp_path, **(SMALL | wrong))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from dataset.federation.document import get_document
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Options
 from dataset.transfer.journal import CHUNK
+from tests.dataset.object_fetch import fetch
 from tests.dataset.small_server import Handler, serving
-from tests.dataset.transfer.test_engine import fetch
 
 CONTENT = os.urandom(2 * CHUNK + 77)
 QUICK = Options(stall_s=1.0, give_up_s=1.0, missing_s=0.5, connections=2)
@@ -50,7 +51,7 @@ def answer(handler: Handler, headers: str, body: bytes, status: str = "206 Parti
 RANGE = "Content-Range: bytes {first}-{last}/{size}\r\n"
 CHUNKED = RANGE + "Transfer-Encoding: chunked\r\n"
 # What a server does to a range of the object: (headers, how it frames the bytes).
-BAD_FRAMES = {
+BAD_FRAMES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "gzip, chunked": (RANGE + "Transfer-Encoding: gzip, chunked\r\n", chunk),
     "chunked twice": (CHUNKED + "Transfer-Encoding: chunked\r\n", chunk),
     "an unknown encoding": (RANGE + "Transfer-Encoding: xchunked\r\n", chunk),

@@ -23,9 +23,9 @@ from dataset.fetch.request import Request
 from dataset.fetch.urls import fetch_urls
 from tests.dataset.dav_server import FOLDER, RESPONSE, TreeHandler
 from tests.dataset.director_server import DirectorHandler, directing, name_source
+from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import Handler, running, serving
 
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 FAST = Options(stall_s=2.0, give_up_s=0.5, missing_s=0.3, connections=2)
 PUBLIC = "127.0.0.2"  # stands for a host on the network: this machine may have no other address
 

@@ -16,8 +16,8 @@ from dataset.fetch.urls import fetch_urls
 from dataset.own_names import LOCK, PART, RECORD, STAGES, check_names, journal_path, part_path
 from dataset.transfer.journal import CHUNK, Arrivals, Journal, read_boot_id
 from tests.dataset.dav_server import serving_tree
+from tests.dataset.object_fetch import CONTENT, FAST, NOWHERE, fetch
 from tests.dataset.small_server import Handler, serving
-from tests.dataset.transfer.test_engine import CONTENT, FAST, NOWHERE, fetch
 
 OWN = [RECORD, LOCK, STAGES, f"x{PART}", f"x{PART}.journal", f"X{PART.upper()}.journal.doubted"]
 

@@ -11,10 +11,9 @@ import pytest
 from dataset.errors import PassingError, UserError
 from dataset.own_names import journal_path, part_path
 from dataset.transfer.journal import CHUNK
-from tests.dataset.fetch.test_verify import federation
+from tests.dataset.director_server import federation
+from tests.dataset.object_fetch import CONTENT, FAST, fetch, leave_partial
 from tests.dataset.small_server import Handler, serving
-from tests.dataset.transfer.test_claims import leave_partial
-from tests.dataset.transfer.test_engine import CONTENT, FAST, fetch
 
 ABSURD = 10**17
 

@@ -14,17 +14,16 @@ import pytest
 
 from dataset import checksum
 from dataset.federation.lookup import Options
-from dataset.fetch import small_files
 from dataset.fetch.ledger import Ledger
 from dataset.fetch.request import Request
 from dataset.fetch.urls import fetch_urls
 from dataset.own_names import PART, RECORD
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.director_server import Decision, directing, name_source
+from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import Handler, running
 
 ROOT = Path(__file__).resolve().parents[3]
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 FAST = Options(stall_s=2.0, give_up_s=10.0, missing_s=0.5, connections=3)
 FILES = {f"/ns/many/n{n % 3}/img_{n}.JPEG": f"{n} ".encode() * (n % 90) for n in range(100)}
 # The command itself, which dies beside the 20th final name: the name given, or about to be.
@@ -81,7 +80,7 @@ def test_every_file_is_recorded_before_it_has_its_name(
             unrecorded.append(path)
         return rename(part, path)
 
-    monkeypatch.setattr(small_files.Path, "replace", check_and_rename)
+    monkeypatch.setattr(Path, "replace", check_and_rename)
     with serving_tree(FILES) as (root, _):
         fetch_urls([f"{root}/ns/many/"], Request(tmp_path, FAST, environ=NOWHERE))
     assert unrecorded == []
@@ -155,8 +154,8 @@ def test_files_of_a_server_that_names_them_in_its_own_way_are_looked_up_one_by_o
             self.content = files[self.path.partition("?object=")[2]]
             self.serve()
 
-    fields = {"files": files, "folders": frozenset({"/ns", "/ns/d"}), "gets": []}
-    with running(Server, **fields) as url:
+    folders = frozenset({"/ns", "/ns/d"})
+    with running(Server, files=files, folders=folders, gets=[]) as url:
 
         def decide(handler: Any) -> Decision:
             namespace = f"namespace=/ns, require-token=false, collections-url={url}"

@@ -26,9 +26,9 @@ from dataset.fetch.request import Request, Summary
 from dataset.fetch.urls import fetch_urls
 from tests.dataset.dav_server import TreeHandler, serving_tree
 from tests.dataset.director_server import Decision, DirectorHandler
+from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import Handler, running
 
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 CONTENT = b"the object " * 1000
 HASTY = Options(stall_s=0.5, give_up_s=30.0, missing_s=5.0, connections=2)
 SLOW = Options(stall_s=120.0, give_up_s=30.0, missing_s=5.0, connections=2)
@@ -94,8 +94,8 @@ def federation_of(*caches: Behave, origin: Behave = lambda handler: False) -> It
     with ExitStack() as stack:
 
         def serve(behave: Behave) -> str:
-            fields = {"content": CONTENT, "misbehave": staticmethod(behave)}
-            return stack.enter_context(running(Handler, **fields)) + "/ns/object.bin"
+            server = running(Handler, content=CONTENT, misbehave=staticmethod(behave))
+            return stack.enter_context(server) + "/ns/object.bin"
 
         named = [serve(behave) for behave in caches]
         source = serve(origin)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import subprocess
@@ -25,10 +24,11 @@ from dataset.own_names import journal_path
 from dataset.transfer.resume import discard
 from tests.dataset import dav_server
 from tests.dataset.dav_server import serving_tree
+from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import running
+from tests.mounts import read_only
 
 ROOT = Path(__file__).resolve().parents[3]
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 FAST = Options(stall_s=2.0, give_up_s=10.0, missing_s=0.5, connections=3)
 ODD = "a=b+c@d:e,(f)!"
 
@@ -184,16 +184,18 @@ def test_a_file_in_place_of_a_collections_folder_is_said(tmp_path: Path) -> None
             fetch(f"{root}/ns/many/", tmp_path)
 
 
-def test_a_finished_file_is_taken_from_a_read_only_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_file_is_taken_from_a_read_only_folder(tmp_path: Path) -> None:
     """There unlink fails even for a file that does not exist."""
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    discard(tmp_path / "a.tar")
+    with serving_tree({"/ns/a.tar": b"all of it"}) as (root, gets):
+        fetch(f"{root}/ns/a.tar", tmp_path / "out")
+        gets.clear()
+        with read_only(tmp_path / "out") as out:
+            with pytest.raises(OSError, match="Read-only file system"):
+                (out / "not there").unlink()
+            (summary,) = fetch(f"{root}/ns/a.tar", out)
+            discard(out / "a.tar")
+        assert (gets, summary.fetched_bytes) == ([], 0)
+    assert (tmp_path / "out" / "a.tar").read_bytes() == b"all of it"
 
 
 def test_a_training_fetches_the_tars_and_not_the_zip_beside_them(tmp_path: Path) -> None:
@@ -254,8 +256,8 @@ def test_one_absurd_size_in_a_listing_is_not_a_lack_of_space(tmp_path: Path) -> 
                 body = lie if Lying.num_asked == 1 else body
             super().answer(status, body)
 
-    fields = {"files": {"/d/x": b"abc"}, "folders": frozenset({"/d"}), "gets": []}
-    with running(Lying, **fields) as url:
+    files, folders = {"/d/x": b"abc"}, frozenset({"/d"})
+    with running(Lying, files=files, folders=folders, gets=[]) as url:
         fetch_urls([f"{url}/d/"], Request(tmp_path, FAST, environ=NOWHERE))
     assert (tmp_path / "d" / "x").read_bytes() == b"abc"
     assert Lying.num_asked == 2

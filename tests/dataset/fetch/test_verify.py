@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import MagicMock
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -29,10 +25,11 @@ from dataset.fetch.request import Request, Summary
 from dataset.fetch.urls import fetch_urls
 from dataset.transfer.engine import ObjectChanged
 from dataset.transfer.journal import CHUNK, Arrivals
+from tests.dataset.director_server import federation
+from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import Handler, serving
 
 FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 SIZE = 64 * CHUNK
 CONTENT = np.random.default_rng(1).bytes(SIZE)
 MAX_DIFFERENT = 8
@@ -51,37 +48,6 @@ def damage(content: bytes, at: int = 3) -> bytes:
     for offset in range(at, len(content), CHUNK):
         damaged[offset] ^= 0xFF
     return bytes(damaged)
-
-
-@contextmanager
-def federation(caches: Sequence[bytes], origin: bytes | None = None) -> Iterator[list[str]]:
-    """The addresses of a director (a fake), of its caches with what each serves, of its origin."""
-    with ExitStack() as stack:
-
-        def serve(number: int, handler: Handler) -> bool:
-            handler.content = caches[number]  # as it is now: a test may change it
-            return False
-
-        numbers = range(len(caches))
-        named = [stack.enter_context(serving(b"", partial(serve, n)))[0] for n in numbers]
-        behind = [] if origin is None else [stack.enter_context(serving(origin))[0]]
-
-        def direct(handler: Handler) -> bool:
-            path, _, query = handler.path.partition("?")
-            if path.startswith("/.well-known/"):
-                handler.content = json.dumps({"director_endpoint": place}).encode()
-                return False
-            found = behind if query == "directread" and behind else named
-            links = [f'<{url}>; rel="duplicate"; pri={n}' for n, url in enumerate(found, 1)]
-            handler.send_response(307)
-            handler.send_header("Link", ", ".join(links))
-            handler.send_header("X-Pelican-Namespace", "namespace=/, require-token=false")
-            handler.send_header("Content-Length", "0")
-            handler.end_headers()
-            return True
-
-        place = "http://" + urlsplit(stack.enter_context(serving(b"", direct))[0]).netloc
-        yield [place, *(f"http://{urlsplit(url).netloc}" for url in [*named, *behind])]
 
 
 def fetch(director: str, out: Path, md5: str = MD5) -> Summary:

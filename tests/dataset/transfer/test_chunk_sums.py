@@ -17,7 +17,6 @@ import pytest
 
 from dataset import checksum
 from dataset.archive.index import build_index, find_index
-from dataset.transfer import chunk_sums
 from dataset.transfer.chunk_sums import (
     ChunkSums,
     NoChecks,
@@ -94,7 +93,7 @@ def test_without_the_crc32c_package_that_is_said(
     tar = make_indexed_tar(tmp_path, 1000)
     index = find_index(tar)
     assert index is not None
-    monkeypatch.setattr(chunk_sums.checksum, "HAS_CRC32C", False)
+    monkeypatch.setattr(checksum, "HAS_CRC32C", False)
     with pytest.raises(NoChecks, match="not installed"):
         read_block_checks(index, tar.stat().st_size)
 

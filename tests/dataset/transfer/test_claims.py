@@ -15,21 +15,14 @@ from dataset import checksum
 from dataset.checksum import compute
 from dataset.fetch.digests import pick_kinds
 from dataset.own_names import journal_path, part_path
-from dataset.transfer.chunk_sums import compute_all
 from dataset.transfer.journal import (
     CHUNK,
-    Arrivals,
-    Journal,
-    chunk_length,
-    read_boot_id,
     read_journal,
 )
+from tests.dataset.object_fetch import CONTENT, HELD, fetch, leave_partial, make_index
 from tests.dataset.small_server import Handler, running, serving
-from tests.dataset.transfer.test_engine import CONTENT, fetch
-from tests.dataset.transfer.test_store import make_index
 
 CRC32 = {"crc32": f"{zlib.crc32(CONTENT):08x}"}
-HELD = (0, 1, 2, 5)  # the chunks that an earlier start has fetched
 
 
 class WithDigest(Handler):
@@ -47,19 +40,6 @@ class WithDigest(Handler):
 def serving_with_digest() -> Iterator[str]:
     with running(WithDigest, content=CONTENT, seen=[]) as place:
         yield f"{place}/object.bin"
-
-
-def leave_partial(path: Path, url: str, kinds: tuple[str, ...]) -> None:
-    """What a kill leaves: the bytes of some chunks and the journal that vouches for them."""
-    with open(part_path(path), "wb") as file:
-        file.truncate(len(CONTENT))
-        arrivals = Arrivals(url, len(CONTENT), kinds, read_boot_id(), sources=["an earlier one"])
-        for chunk in HELD:
-            view = memoryview(CONTENT)[chunk * CHUNK :][: chunk_length(chunk, len(CONTENT))]
-            file.seek(chunk * CHUNK)
-            file.write(view)
-            arrivals.chunks[chunk] = (0, compute_all(kinds, view))
-    Journal.create(journal_path(path), arrivals).close()
 
 
 def flip_a_byte(path: Path) -> None:
@@ -90,7 +70,7 @@ def test_damage_of_the_partial_file_or_its_journal_is_mended(
     path = tmp_path / "out" / "object.bin"
     path.parent.mkdir()
     given = CRC32 if proof == "given" else {}
-    index = make_index(tmp_path) if proof == "index" else None
+    index = make_index(tmp_path, CONTENT) if proof == "index" else None
     with serving_with_digest() as url:
         leave_partial(path, url, pick_kinds(given))
         damage(path)

@@ -15,21 +15,10 @@ import pytest
 
 from dataset import checksum
 from dataset.errors import DataError, PassingError, UserError, run_command
-from dataset.federation.lookup import Options
-from dataset.fetch.request import Request, Summary, check_native_size
-from dataset.fetch.urls import fetch_urls
+from dataset.fetch.request import Request, check_native_size
 from dataset.transfer.journal import CHUNK
+from tests.dataset.object_fetch import CONTENT, FAST, NOWHERE, fetch
 from tests.dataset.small_server import Handler, serving
-
-FAST = Options(stall_s=1.0, give_up_s=5.0, missing_s=0.5, connections=4)
-CONTENT = os.urandom(9 * CHUNK + 77)
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
-
-
-def fetch(url: str, out: Path, options: Options = FAST, **fields: object) -> Summary:
-    request = Request(out, options, environ=NOWHERE)
-    (summary,) = fetch_urls([url], replace(request, **fields))  # type: ignore[arg-type]
-    return summary
 
 
 def test_an_object_arrives_whole(tmp_path: Path) -> None:
@@ -273,7 +262,7 @@ def test_an_index_that_was_named_must_be_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["connections", "max_caches", "stall_s"])
 def test_a_transfer_with_nothing_of_a_kind_is_refused(field: str) -> None:
     with pytest.raises(UserError, match="0"):
-        replace(FAST, **{field: 0})
+        replace(FAST, **{field: 0})  # type: ignore[arg-type]
 
 
 def test_a_disk_that_fails_is_one_line(
@@ -284,7 +273,7 @@ def test_a_disk_that_fails_is_one_line(
 
     monkeypatch.setattr("dataset.transfer.store.write_at", fail)
     with serving(CONTENT) as (url, _):
-        assert run_command(lambda: fetch(url, tmp_path) and 0) == 2
+        assert run_command(lambda: int(not fetch(url, tmp_path))) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error:")]
     assert f"Input/output error: {tmp_path}/object.bin.trainyard-part; the disk is failing" in line
 

@@ -18,8 +18,8 @@ from dataset.own_names import JOURNAL, LOCK, NEW, PART, RECORD, part_path
 from dataset.transfer.journal import CHUNK
 from dataset.transfer.own_files import hold_part
 from tests.dataset.dav_server import TreeHandler, serving_tree
+from tests.dataset.object_fetch import FAST, NOWHERE, fetch
 from tests.dataset.small_server import running, serving
-from tests.dataset.transfer.test_engine import FAST, NOWHERE, fetch
 
 EMPTY_MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 
@@ -87,9 +87,10 @@ def test_a_file_that_appears_while_a_small_one_is_fetched_is_not_replaced(tmp_pa
             (tmp_path / "data" / "x").write_text("mine")
             super().do_GET()
 
-    fields = {"files": {"/data/x": b"abc"}, "folders": frozenset({"/data"}), "gets": []}
+    files, folders = {"/data/x": b"abc"}, frozenset({"/data"})
     (tmp_path / "data").mkdir()
-    with running(Writer, **fields) as url, pytest.raises(UserError, match="appeared"):
+    server = running(Writer, files=files, folders=folders, gets=[])
+    with server as url, pytest.raises(UserError, match="appeared"):
         fetch_urls([f"{url}/data/"], request(tmp_path))
     assert (tmp_path / "data" / "x").read_text() == "mine"
 
@@ -124,8 +125,9 @@ def test_two_fetches_that_meet_in_a_subfolder_do_not_mix(size: int, tmp_path: Pa
             super().do_GET()
 
     options = replace(FAST, stall_s=30.0, give_up_s=60.0, connections=1)
-    fields = {"files": {"/sub/x": ours}, "folders": frozenset({"/sub"}), "gets": []}
-    with serving_tree({"/x": others}) as (other, _), running(Meeting, **fields) as url:
+    files, folders = {"/sub/x": ours}, frozenset({"/sub"})
+    server = running(Meeting, files=files, folders=folders, gets=[])
+    with serving_tree({"/x": others}) as (other, _), server as url:
         try:
             fetch_urls([f"{url}/sub/"], replace(request(tmp_path), options=options))
             whole = ours

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from dataset import checksum
-from dataset.checksum import compute
 from dataset.errors import DataError, run_command
 from dataset.federation.lookup import Options
 from dataset.federation.servers import Servers
@@ -26,11 +25,11 @@ from dataset.transfer.blocks import DONE, MISSING
 from dataset.transfer.chunk_sums import BlockChecks
 from dataset.transfer.journal import CHUNK, Arrivals, Journal, read_journal
 from dataset.transfer.store import MIN_BLOCK_TRIES, ChunkStore, DiskError
-from tests.dataset.fetch.test_verify import federation
+from tests.dataset.director_server import federation
+from tests.dataset.object_fetch import NOWHERE, make_index
 from tests.dataset.small_server import Handler, serving
 
 FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
-NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 CONTENT = np.random.default_rng(2).bytes(16 * CHUNK)
 ZEROS = memoryview(bytes(CHUNK))
 
@@ -165,24 +164,10 @@ def fetch(url: str, out: Path, **fields: object) -> Summary:
     return summary
 
 
-def make_index(folder: Path) -> Path:
-    """As much of a TAR.index as the fetch reads."""
-    starts = range(0, len(CONTENT), 4 * CHUNK)
-    sums = [compute("crc32c", memoryview(CONTENT[n : n + 4 * CHUNK])) for n in starts]
-    with open(folder / "object.bin.index", "wb") as file:
-        np.savez(
-            file,
-            block_size=np.int64(4 * CHUNK),
-            tar_size=np.int64(len(CONTENT)),
-            block_crc32c=np.array(sums, np.uint32),
-        )
-    return folder / "object.bin.index"
-
-
 def test_a_slot_without_the_crc32c_package_verifies_by_digest_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = make_index(tmp_path)
+    index = make_index(tmp_path, CONTENT)
     monkeypatch.setattr(checksum, "HAS_CRC32C", False)
     monkeypatch.setattr(checksum, "crc32c", None)
     source = tmp_path / "object.bin"
@@ -201,7 +186,7 @@ def test_a_block_that_every_cache_has_wrong_comes_from_the_origin(
 ) -> None:
     wrong = bytearray(CONTENT)
     wrong[5 * CHUNK] ^= 0xFF
-    index = make_index(tmp_path)
+    index = make_index(tmp_path, CONTENT)
     with federation([bytes(wrong)] * num_caches, CONTENT) as (director, *_):
         summary = fetch("osdf:///object.bin", tmp_path / "out", federation=director, index=index)
     assert (tmp_path / "out" / "object.bin").read_bytes() == CONTENT
@@ -213,7 +198,7 @@ def test_a_block_that_every_cache_has_wrong_comes_from_the_origin(
 def test_a_block_that_the_origin_has_wrong_too_is_exit_3(tmp_path: Path) -> None:
     wrong = bytearray(CONTENT)
     wrong[5 * CHUNK] ^= 0xFF
-    index = make_index(tmp_path)
+    index = make_index(tmp_path, CONTENT)
     with (
         federation([bytes(wrong)] * 2, bytes(wrong)) as (director, *_),
         pytest.raises(DataError, match="every source"),
@@ -244,7 +229,7 @@ def test_after_a_failed_sync_a_second_start_fetches_what_never_reached_the_disk(
     monkeypatch.setattr(ChunkStore, "sync", sync_slowly)
     monkeypatch.setattr(os, "fdatasync", fail_with_eio)
     with serving(CONTENT, wait_for_sync) as (url, _):
-        assert run_command(lambda: fetch(url, tmp_path) and 0) == 2
+        assert run_command(lambda: int(not fetch(url, tmp_path))) == 2
         monkeypatch.undo()
         before = read_journal(journal_path(tmp_path / "object.bin"))
         assert before is not None and before.chunks

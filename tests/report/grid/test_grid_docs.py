@@ -35,7 +35,7 @@ def read_submit_file() -> str:
 
 def read_settings() -> dict[str, str]:
     """name -> default as the last table of the page has it."""
-    settings = {}
+    settings: dict[str, str] = {}
     for row in re.findall(r"^\| (`[A-Z_`, ]+`) \|([^|]*)\|", DOCS.read_text(), re.MULTILINE):
         names = re.findall(r"`([A-Z_]+)`", row[0])
         defaults = [word.strip() for word in row[1].split(",")]

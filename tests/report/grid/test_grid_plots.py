@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matplotlib.patches import Rectangle
 
 from report.grid.jobs import WAITING
 from report.grid.osg_study import read_study
@@ -36,7 +37,9 @@ def test_the_worst_job_stands_first_and_every_loser_has_a_bar() -> None:
     (axes,) = canvas.axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[0] == "794570.003.000"  # over 129,000 s, the study says
-    assert axes.patches[0].get_width() == pytest.approx(129_015 / 3600)
+    longest = axes.patches[0]
+    assert isinstance(longest, Rectangle)
+    assert longest.get_width() == pytest.approx(129_015 / 3600)
     assert len(axes.patches) == 33
 
 

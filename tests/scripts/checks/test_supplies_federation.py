@@ -38,7 +38,7 @@ def test_the_director_is_named() -> None:
 
 @pytest.mark.parametrize("behave", [drip, fail, lambda handler: False])
 def test_a_server_that_is_no_federation_is_said(behave: Any) -> None:
-    fields = {"misbehave": staticmethod(behave), "content": b"[" * 100_000}
-    with running(Handler, **fields) as url:
+    content = b"[" * 100_000
+    with running(Handler, misbehave=staticmethod(behave), content=content) as url:
         finding = look_at_federation(url, 1.0, is_needed=True)
     assert finding.level == WRONG and "does not answer" in finding.problem

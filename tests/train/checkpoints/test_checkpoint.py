@@ -6,7 +6,6 @@ import math
 import os
 import random
 import signal
-import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,9 @@ import pytest
 import torch
 
 from dataset.errors import DataError, UserError
+from tests.mounts import mounted
 from tests.train import started_ranks as ranks
+from tests.train.checkpoints.small_states import save, state_at, steps_in
 from train.checkpoints import checkpoint
 from train.checkpoints.checkpoint import (
     CheckpointWriter,
@@ -29,22 +30,6 @@ from train.epoch import Standing
 from train.evaluate import Accuracy
 
 Best = dict[str, Any]
-
-
-def state_at(step: int, size: int = 1000, **more: object) -> dict[str, Any]:
-    weights = torch.full((size,), float(step))
-    state = {name: types[-1]() for name, types in checkpoint.FIELDS.items()}
-    state |= {"schema": 1, "step": step, "model": {"w": weights}}
-    return state | {"identity": {"arch": "x"}} | more
-
-
-def steps_in(folder: Path) -> list[int]:
-    return [int(path.stem.removeprefix("step-")) for path in list_checkpoints(folder)]
-
-
-def save(writer: CheckpointWriter, step: int, *, is_best: bool = False, **more: object) -> bool:
-    writer.save(state_at(step, **more), is_best)
-    return writer.wait()
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -109,7 +94,7 @@ def test_after_going_back_the_given_up_steps_do_not_come_back(tmp_path: Path) ->
 def test_values_that_are_not_finite_are_not_written(tmp_path: Path, bad: float, where: str) -> None:
     writer = CheckpointWriter(tmp_path)
     save(writer, 1)
-    spoilt = {where: {"deep": [{"w": torch.tensor([1.0, bad])}]}}
+    spoilt: dict[str, Any] = {where: {"deep": [{"w": torch.tensor([1.0, bad])}]}}
     assert not save(writer, 2, **spoilt)
     assert writer.not_finite
     assert steps_in(tmp_path) == [1]
@@ -138,13 +123,8 @@ def test_a_writer_that_fails_says_so_even_after_a_success(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A filesystem of 1 MB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
-    try:
+    with mounted(tmp_path / "disk", "size=1m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_a_full_disk_keeps_the_older_checkpoint_and_says_so(

@@ -6,6 +6,7 @@ import os
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from dataset.errors import DONE
 from tests.gpu_sim import ranks as gpu
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import find_differences
+from tests.train.outcomes import find_differences
 from train.checkpoints.checkpoint import CheckpointWriter, list_checkpoints, load_checkpoint
 from train.records.record import read_epochs
 
@@ -25,7 +26,7 @@ def note_fsyncs(path: Path) -> None:
     """Adds a line for each fsync of the main thread; a hook of a rank."""
     plain = os.fsync
 
-    def fsync(fd: int) -> None:
+    def fsync(fd: Any) -> None:
         if threading.current_thread() is threading.main_thread():
             with open(path, "a") as file:
                 file.write(f"{Path(f'/proc/self/fd/{fd}').readlink()}\n")

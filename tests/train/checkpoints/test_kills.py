@@ -16,7 +16,7 @@ import pytest
 from dataset.errors import CRASH, DONE
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import final_state, find_differences, strip_times
+from tests.train.outcomes import final_state, find_differences, strip_times
 from train.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 from train.data.sampler import epoch_order
 from train.records.record import read_epochs, read_run

@@ -18,7 +18,7 @@ import torch
 from dataset.errors import BAD_DATA, DIVERGED, DONE, USER_MISTAKE, DataError, UserError
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_checkpoint import save, state_at
+from tests.train.checkpoints.small_states import save, state_at
 from train.checkpoints import checkpoint
 from train.checkpoints.checkpoint import (
     CheckpointWriter,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dataset.archive.tar_entry import BLOCK
+from dataset.archive.tar_header import BLOCK
 from dataset.archive.units import EMPTY, UNIT_SIZE, Units, cut_units
 from train.data.streamed_order import Layout
 

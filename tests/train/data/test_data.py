@@ -7,8 +7,7 @@ import hashlib
 import os
 import shutil
 import signal
-import zlib
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,46 +17,26 @@ import torch
 from dataset.archive.index import build_index
 from dataset.archive.index_file import TarIndex
 from dataset.errors import DataError, PassingError, UserError
-from train.data.batches import LOOK_S, Batch, BatchOrder, Images, Item
-from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder, decode_train
+from tests.train.data.small_batches import (
+    BATCH,
+    MICROBATCH,
+    NUM_TRAIN,
+    NUM_VAL,
+    SEED,
+    SIZE,
+    digest,
+    items_of,
+    load,
+    open_images,
+    spoil,
+)
+from train.data.batches import LOOK_S, Item
+from train.data.decode import UNIFORMS_PER_SAMPLE, decode_train
 from train.data.loader import load_batches
-from train.data.sampler import BatchPlan, epoch_order, sample_uniforms
+from train.data.sampler import epoch_order, sample_uniforms
 from train.data.sources import Source, TarSource, explain_failed_read
 from train.data.splits import fingerprint_of, needs_index, open_dataset
 from train.failure import explain
-
-SIZE, BATCH, MICROBATCH, SEED = 32, 8, 2, 3
-NUM_TRAIN, NUM_VAL = 42, 35
-
-
-def open_images(
-    data: Path,
-    *,
-    rank: int = 0,
-    world: int = 1,
-    decoder: str = "pil",
-    tolerate_bad: bool = False,
-) -> Images:
-    dataset = open_dataset(data, None)
-    plan = BatchPlan(len(dataset.train), BATCH, MICROBATCH, rank, world)
-    chosen = choose_decoder(decoder)
-    train, val = dataset.train, dataset.val
-    return Images(train, val, plan, SIZE, SEED, chosen, tolerate_bad=tolerate_bad)
-
-
-def items_of(images: Images, start: int = 0, total: int = 7) -> list[Item]:
-    """Five steps an epoch: the second epoch is cut short, and both are validated."""
-    return list(BatchOrder(images.plan, len(images.val_batches), start, total))
-
-
-def digest(batch: Batch) -> tuple[int, list[int]]:
-    return zlib.crc32(batch.images.contiguous().numpy().tobytes()), batch.labels.tolist()
-
-
-def load(images: Images, items: Iterable[Item], workers: int = 0) -> dict[Item, object]:
-    items = list(items)
-    batches = load_batches(images, items, workers)
-    return dict(zip(items, map(digest, batches), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +74,7 @@ def test_a_renamed_relabelled_or_removed_image_changes_the_fingerprint(
     images: Path, tmp_path: Path
 ) -> None:
     before = open_dataset(images, None).fingerprint
-    changes = {
+    changes: dict[str, Callable[[Path], object]] = {
         "renamed": lambda file: file.rename(file.with_name("n00_0.JPEG")),
         "removed": lambda file: file.unlink(),
         "relabelled": lambda file: file.rename(file.parents[1] / "n90000002" / file.name),
@@ -237,16 +216,6 @@ def test_crops_differ_between_epochs(images: Path) -> None:
 
 
 # --- bad images -------------------------------------------------------------------------------
-
-
-def spoil(data: Path, target: Path, *numbers: int, split: str = "train") -> tuple[Path, list[str]]:
-    """A copy of the data in which some images, by sample number, are cut in half."""
-    copy = shutil.copytree(data, target)
-    files = sorted((copy / split).glob("*/*"), key=os.fsencode)
-    for number in numbers:
-        half = files[number].read_bytes()[: files[number].stat().st_size // 2]
-        files[number].write_bytes(half)
-    return copy, [str(files[n]) for n in numbers]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -45,7 +45,8 @@ def encode(width: int, height: int, mode: str = "RGB", kind: str = "JPEG") -> by
 
 
 def uniforms_of(number: int) -> np.ndarray:
-    return sample_uniforms(0, 0, np.array([number]), UNIFORMS_PER_SAMPLE)[0]
+    drawn: np.ndarray = sample_uniforms(0, 0, np.array([number]), UNIFORMS_PER_SAMPLE)[0]
+    return drawn
 
 
 @pytest.mark.parametrize("size", [224, 64, 33])

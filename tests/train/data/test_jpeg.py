@@ -133,6 +133,7 @@ def declare_size(data: bytes, width: int, height: int) -> bytes:
 
 def test_more_pixels_than_pillow_takes_are_left_to_pillow(kernel: Kernel) -> None:
     small = to_jpeg(make_picture(100, 80))
+    assert Image.MAX_IMAGE_PIXELS is not None
     most = 2 * Image.MAX_IMAGE_PIXELS
     assert 13377 * 13377 <= most < 13378 * 13377
     assert kernel.size(declare_size(small, 13377, 13377)) == (13377, 13377)
@@ -164,8 +165,8 @@ def test_the_sanitizers_find_nothing_in_damaged_bytes_and_odd_boxes(tmp_path: Pa
     """The same kernel built with AddressSanitizer and UndefinedBehaviorSanitizer."""
     checked = tmp_path / "checked.so"
     libjpeg = str(find_carried_libjpeg() or "-ljpeg")
-    flags = ("-g", "-O1", "-fPIC", "-shared", "-fsanitize=address,undefined")
-    flags += ("-fno-sanitize-recover=all",)
+    flags = ["-g", "-O1", "-fPIC", "-shared", "-fsanitize=address,undefined"]
+    flags += ["-fno-sanitize-recover=all"]
     subprocess.run(["gcc", *flags, "-o", checked, jpeg.SOURCE, libjpeg, "-lm"], check=True)
     asan = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True)
     env = os.environ | {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.data.test_data import items_of, open_images
+from tests.train.data.small_batches import items_of, open_images
 from train.data.batches import Batch
 from train.data.loader import copy_ahead
 

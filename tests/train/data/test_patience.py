@@ -16,9 +16,8 @@ import torch
 from dataset.errors import CHECKPOINTED, DONE, DataError
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import final_state, find_differences
-from tests.train.data.test_data import items_of, open_images
-from tests.train.ranks.test_interrupt import stopped_at
+from tests.train.data.small_batches import items_of, open_images
+from tests.train.outcomes import final_state, find_differences, stopped_at
 from train.data import patience
 from train.data.batches import Batch, Images
 from train.data.loader import load_batches
@@ -75,7 +74,7 @@ def test_a_reader_that_hangs_is_named_and_left_when_a_stop_is_asked_for(
     stuck = int(opened.indices(items[1])[1])
     hang_in(monkeypatch, fifo, stuck)
     warned, has_first = threading.Event(), threading.Event()
-    caplog.handler.emit = lambda _record: warned.set()  # type: ignore[method-assign]
+    monkeypatch.setattr(caplog.handler, "emit", lambda _record: warned.set())
     events = (warned, has_first)  # the read may hang before the first batch is there
     stop = lambda: Vote.EXIT_NOW if all(e.is_set() for e in events) else Vote.GO_ON  # noqa: E731
     monkeypatch.setattr(patience.log, "propagate", True)
@@ -142,7 +141,7 @@ def test_a_run_whose_read_hangs_saves_and_exits_85_on_sigterm(
     states = [final_state(out), final_state(whole)]
     for state in states:  # one of several ranks can only estimate the loss of the others
         state["epoch_sums"] = {} if world > 1 else state["epoch_sums"]
-    assert find_differences(*states) == []
+    assert find_differences(states[0], states[1]) == []
 
 
 def test_a_validation_whose_read_hangs_is_left_for_the_next_start(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataset.errors import DataError
-from tests.train.data.test_data import items_of, open_images
+from tests.train.data.small_batches import items_of, open_images
 from train.data.batches import Draft, Images, Item
 from train.data.loader import (
     BATCHES_AHEAD,
@@ -54,7 +54,8 @@ class MeetingSource:
             waits = self._left >= 0
         if waits:
             self._barrier.wait(WAIT_S)
-        return self._source.read(index)
+        data: bytes = self._source.read(index)
+        return data
 
 
 class CountingDecoder:
@@ -88,7 +89,8 @@ def test_many_reads_wait_at_once_and_few_images_are_decoded_at_once(
     expected = list(load_batches(opened, items, 0))
     opened = open_in_threads(images)
     opened.train = MeetingSource(opened.train, count_readers(num_decoders))
-    opened.decoder = counting = CountingDecoder(opened.decoder)
+    counting = CountingDecoder(opened.decoder)
+    opened.decoder = counting  # type: ignore[assignment]
     found = list(load_batches(opened, items, num_decoders))
     assert 1 <= counting.most <= num_decoders
     assert len(found) == len(expected)

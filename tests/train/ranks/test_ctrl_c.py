@@ -14,14 +14,13 @@ import pytest
 
 from dataset.errors import CHECKPOINTED, DONE, INTERRUPTED, USER_MISTAKE, UserError
 from tests.conftest import ROOT
+from tests.mounts import mounted
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import final_state
+from tests.train.outcomes import EVERY_STEP, final_state
 from train.checkpoints.checkpoint import list_checkpoints
 from train.records.record import read_run
 from train.run_folder import check_output
-
-EVERY_STEP = ["--checkpoint-minutes", "1e-9"]
 
 
 def ignore_interrupts() -> None:
@@ -141,7 +140,7 @@ def start_trainer(slow_torch: Path, *argv: str) -> subprocess.Popen[str]:
 def end(process: subprocess.Popen[str]) -> str:
     """What it said, once it has ended; one that does not end is killed."""
     try:
-        return process.communicate(timeout=60)[1]
+        return process.communicate(timeout=100)[1]
     finally:
         process.kill()
 
@@ -187,14 +186,9 @@ def test_a_mistake_is_found_before_torch_is_imported(
 
 
 def test_a_disk_that_cannot_be_written_is_no_place_for_a_run(tmp_path: Path) -> None:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs", folder], check=True)
-    try:
+    with mounted(tmp_path / "disk", "ro,size=64k") as folder:
         with pytest.raises(UserError, match="cannot be written to"):
             check_output(folder / "new" / "run")
         argv = ["--dummy", "--max-steps", "1", "--output", str(folder)]
         job = ranks.run(argv, tmp_path / "log", 2).expect(USER_MISTAKE)
-        assert "Read-only file system" in job.log and "Traceback" not in job.log
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+    assert "Read-only file system" in job.log and "Traceback" not in job.log

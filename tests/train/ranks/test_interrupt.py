@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dataset.errors import CHECKPOINTED, DONE
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import final_state, find_differences, strip_times
+from tests.train.outcomes import final_state, find_differences, stopped_at, strip_times
 from train.ranks import interrupt
 from train.ranks.comm import Comm
 from train.ranks.interrupt import GRACE_S, Interrupt, Vote
@@ -148,12 +149,6 @@ def test_handlers_are_given_back() -> None:
 # --- what all ranks do ------------------------------------------------------------------------
 
 
-def stopped_at(out: Path) -> int:
-    run = read_run(out)
-    assert (run["status"], run["exit_code"]) == ("checkpointed", CHECKPOINTED)
-    return int(final_state(out)["step"])
-
-
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_signal_to_one_rank_stops_all_at_one_step(
     images: Path, tmp_path: Path, rank: int
@@ -193,7 +188,7 @@ def asked(tmp_path: Path) -> Path:
 def test_a_warning_requeues_the_task_by_its_own_id_and_a_cancel_does_not(
     images: Path, tmp_path: Path, asked: Path, number: signal.Signals, requeues: bool
 ) -> None:
-    task = {"ARRAY_JOB_ID": "40", "ARRAY_TASK_ID": "3"}
+    task: dict[str, Any] = {"ARRAY_JOB_ID": "40", "ARRAY_TASK_ID": "3"}
     env = partial(slurm_variables, path=tmp_path / "bin", **task)
     hook = partial(hooks.at_step, 0, 1, partial(hooks.signal_myself, number))
     argv = [str(images), "--output", str(tmp_path / "out")]

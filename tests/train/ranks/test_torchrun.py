@@ -15,7 +15,7 @@ import pytest
 from dataset.errors import CHECKPOINTED
 from tests.conftest import ROOT
 from tests.train import started_ranks as ranks
-from tests.train.checkpoints.test_resume import final_state, find_differences
+from tests.train.outcomes import final_state, find_differences
 from train.checkpoints.checkpoint import list_checkpoints
 from train.records.record import read_run
 

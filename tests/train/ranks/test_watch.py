@@ -31,7 +31,7 @@ def watch(
         beats = [
             Beat(*at[rank], "dead" if rank in silent else str(now)) for rank in sorted(ranks_at)
         ]
-        verdicts.append(judge.judge(float(now), at[0][0], lambda beats=beats: beats))
+        verdicts.append(judge.judge(float(now), at[0][0], partial(list, beats)))
     return verdicts
 
 

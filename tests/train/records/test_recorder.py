@@ -18,7 +18,7 @@ from train.records.recorder import Recorder
 
 ALONE = Launch("single", "")
 SECONDS = [dict.fromkeys(PHASES, 1.0)]
-ODD_VALUES = (None, True, -1, "x", [], {}, [1], {"a": 1}, [None], [{}])
+ODD_VALUES: tuple[Any, ...] = (None, True, -1, "x", [], {}, [1], {"a": 1}, [None], [{}])
 
 
 def attempt(folder: Path) -> Recorder:
