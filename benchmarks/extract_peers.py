@@ -25,8 +25,8 @@ OURS, OUR_COMMAND = "ours, 2 threads", "ours, as a command"
 LIMIT = "limit: from memory, 2 processes"
 # As in the Kempner Institute's scalable-vision-workflows.
 KEMPNER = "ThreadPool of tarfile, 8 threads (the Kempner extractor)"
-Run = Callable[[], None]
-Case = Callable[[Path, Path], Run]  # (train tar, fresh folder) -> what is timed
+Unpack = Callable[[], None]
+Case = Callable[[Path, Path], Unpack]  # (train tar, fresh folder) -> what is timed
 
 
 @dataclass(frozen=True)
@@ -69,42 +69,42 @@ def _now() -> tuple[float, float, float]:
     return time.perf_counter(), cpu_s, sum(usage.ru_oublock for usage in usages) * 512 / 1e6
 
 
-def ours(tar: Path, out: Path) -> Run:
+def ours(tar: Path, out: Path) -> Unpack:
     """This project's extractor with 2 threads, as a call."""
     return lambda: _check(extract_archive(Extraction(tar, "train", out, num_threads=2)).num_images)
 
 
-def our_command(tar: Path, out: Path) -> Run:
+def our_command(tar: Path, out: Path) -> Unpack:
     """The same as a command, the start of Python and numpy included."""
     script = ROOT / "scripts" / "extract_ILSVRC_mp.py"
     flags = f"--run_type train --train_tar {tar} --output_dir {out} --num_threads 2"
     return partial(_shell, f"{sys.executable} {script} {flags}", out)
 
 
-def shell(tar: Path, out: Path) -> Run:
+def shell(tar: Path, out: Path) -> Unpack:
     """scripts/extract_ILSVRC.sh: one tar after the other."""
     (out / "ILSVRC2012_img_train.tar").symlink_to(tar.resolve())
     return partial(_shell, f"{ROOT}/scripts/extract_ILSVRC.sh {out}", out)
 
 
-def xargs(program: str, tar: Path, out: Path) -> Run:
+def xargs(program: str, tar: Path, out: Path) -> Unpack:
     """The outer tar, then two tars at a time: the best that a shell line does."""
     unpack = f'd="${{1%.tar}}"; mkdir "$d" && {program} -xf "$1" -C "$d" && rm "$1"'
     line = f"mkdir train && {program} -xf {tar.resolve()} -C train && ls train/*.tar"
     return partial(_shell, f"{line} | xargs -P2 -I@ sh -c {shlex.quote(unpack)} sh @", out)
 
 
-def thread_pool(num_threads: int, tar: Path, out: Path) -> Run:
+def thread_pool(num_threads: int, tar: Path, out: Path) -> Unpack:
     """The Kempner extractor's way: the outer tar to disk, then threads of tarfile.extractall."""
     return partial(_pool, ThreadPoolExecutor(num_threads), tar, out)
 
 
-def process_pool(tar: Path, out: Path) -> Run:
+def process_pool(tar: Path, out: Path) -> Unpack:
     """The same in processes."""
     return partial(_pool, ProcessPoolExecutor(2), tar, out)
 
 
-def torchvision(tar: Path, out: Path) -> Run:
+def torchvision(tar: Path, out: Path) -> Unpack:
     """torchvision's parse_train_archive, without its check of the real archive's MD5."""
     from torchvision.datasets import imagenet
 
@@ -112,7 +112,7 @@ def torchvision(tar: Path, out: Path) -> Run:
     return lambda: imagenet.parse_train_archive(str(out), str(tar.resolve()))
 
 
-def limit(tar: Path, out: Path) -> Run:
+def limit(tar: Path, out: Path) -> Unpack:
     """The same files written from memory by 2 processes that are there already."""
     with open(tar, "rb") as file:
         listing = list_tar(file.fileno(), tar, "train", lambda names: [])
