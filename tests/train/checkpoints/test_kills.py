@@ -32,6 +32,7 @@ class Chaos:
         self.random = random.Random(seed)
         self.out, self.trace, self.folder = folder / "out", folder / "trace", folder
         self.argv = [str(data), "--epochs", str(epochs), "--microbatch", "4", "--ema", "0.9"]
+        self.argv += ["-a", ranks.REAL_ARCH]  # steps that last long enough to be met by a kill
         self.often = ["--output", str(self.out), "--checkpoint-minutes", "1e-9"]
         self.starts: list[int] = []  # the first step of each attempt
         self.num_kills = self.num_in_writes = 0
@@ -155,8 +156,8 @@ def lost_ranks() -> set[str]:
     return {f"error: lost contact with rank {rank}" for rank in range(2)}
 
 
-def test_ten_random_kills(images: Path, tmp_path: Path) -> None:
-    run_chaos(images, tmp_path, num_kills=10, seed=20240229)
+def test_five_random_kills(images: Path, tmp_path: Path) -> None:
+    run_chaos(images, tmp_path, num_kills=5, seed=20240229)
 
 
 @pytest.mark.soak
