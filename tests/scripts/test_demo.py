@@ -44,6 +44,7 @@ def check_outputs(done: subprocess.CompletedProcess[str], tmp_path: Path) -> Non
     assert all(f'id="{part}"' in page for part in ("scaling", "time", "learning", "stages"))
 
 
+@pytest.mark.story
 @pytest.mark.timeout(300)
 def test_a_small_demo_leaves_a_table_records_and_a_report(tmp_path: Path) -> None:
     small = {"DEMO_CLASSES": "2", "DEMO_TRAIN_PER_CLASS": "32", "DEMO_EPOCHS": "1"}

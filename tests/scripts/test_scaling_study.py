@@ -221,6 +221,7 @@ def test_dry_run_says_where_auto_would_have_changed_the_recipe(tmp_path: Path) -
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.story
 def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_path: Path) -> None:
     words = ("--gpus", "1,2", "--out", "s", "--", *TINY, "-b", "4", "--max-steps", "2")
     done = run(*words, cwd=tmp_path)
@@ -239,6 +240,7 @@ def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_p
     assert [(row["num_gpus"], row["state"]) for row in rows] == [(1, "done"), (2, "done")]
 
 
+@pytest.mark.story
 def test_a_failed_point_is_shown_with_its_log_and_the_others_run(tmp_path: Path) -> None:
     """A run of another shape lies in the folder of the first point, which the trainer refuses."""
     folder = tmp_path / "s"
@@ -254,6 +256,7 @@ def test_a_failed_point_is_shown_with_its_log_and_the_others_run(tmp_path: Path)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.story
 def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> None:
     words = ("--gpus", "1", "--out", "s", "--", *TINY, "-b", "4", "--max-steps", "60", "-p", "9")
     command = [sys.executable, str(SCRIPT), *words]

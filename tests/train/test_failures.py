@@ -78,7 +78,7 @@ def test_a_killed_rank_is_named_and_the_others_end(images: Path, tmp_path: Path,
 def test_a_rank_that_hangs_is_named_when_the_others_give_up(images: Path, tmp_path: Path) -> None:
     """Its process lives and its thread beats: only how far it came tells it from the others."""
     hook = partial(hooks.at_step, 1, 2, partial(time.sleep, 100))
-    argv = [*argv_for(images, tmp_path / "out"), "--timeout-minutes", "0.1"]
+    argv = [*argv_for(images, tmp_path / "out"), "--timeout-minutes", "0.05"]
     job = ranks.run(argv, tmp_path / "log", 2, hook=hook)
     assert job.codes == [CRASH, CRASH]
     assert "rank 1 (reading data) hangs: it answers" in job.log

@@ -24,6 +24,7 @@ def find_ranks(torchrun: psutil.Process) -> list[psutil.Process]:
     return [child for child in torchrun.children() if "train" in child.cmdline()]
 
 
+@pytest.mark.story
 @pytest.mark.timeout(240)
 def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(images: Path, tmp_path: Path) -> None:
     out, plain = tmp_path / "out", tmp_path / "plain"
@@ -51,6 +52,7 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(images: Path, tmp_p
     assert find_differences(final_state(out), final_state(plain)) == []
 
 
+@pytest.mark.story
 @pytest.mark.timeout(240)
 def test_ctrl_c_reaches_the_ranks_of_torchrun_and_they_save(tmp_path: Path) -> None:
     out, log_path = tmp_path / "out", tmp_path / "log"
