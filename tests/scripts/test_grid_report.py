@@ -9,14 +9,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.forked_command import run_script
 from tests.report.eventlogs import LogWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "run_results/published/osg_100_jobs_5_epochs.csv"
 
 
+SCRIPT = ROOT / "scripts/grid_report.py"
+
+
 def run(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "scripts/grid_report.py", *arguments]
+    return run_script(SCRIPT, arguments, cwd=cwd)
+
+
+def run_for_real(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SCRIPT, *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=100)
 
 
@@ -28,7 +36,7 @@ def write_job(path: Path, job: str = "12.003.000") -> Path:
 
 def test_the_published_study_in_one_command(tmp_path: Path) -> None:
     """The report in the repository is the one that the command writes."""
-    result = run(STUDY, "--out", tmp_path / "report", cwd=tmp_path)
+    result = run_for_real(STUDY, "--out", tmp_path / "report", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     stored = ROOT / "run_results/published/osg_100_jobs_report"
     names = {path.name for path in stored.iterdir()}

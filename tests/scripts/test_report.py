@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.forked_command import run_script
 from tests.report.records import KEMPNER, PUBLISHED, ROOT, write_raw, write_run
 
 EVENT_LOG = """000 (012.000.000) 2026-01-01 10:00:00 Job submitted from host: <127.0.0.1:1>
@@ -18,14 +19,21 @@ EVENT_LOG = """000 (012.000.000) 2026-01-01 10:00:00 Job submitted from host: <1
 """
 
 
+SCRIPT = ROOT / "scripts" / "report.py"
+
+
 def run(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "report.py"), *map(str, words)]
+    return run_script(SCRIPT, words, cwd=cwd)
+
+
+def run_for_real(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
 def test_one_run_makes_a_page(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "only")
-    done = run(tmp_path, "runs", "--out", "pages/one.html", "--title", "One run")
+    done = run_for_real(tmp_path, "runs", "--out", "pages/one.html", "--title", "One run")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "pages" / "one.html").read_text()
     assert "<h1>One run</h1>" in text

@@ -28,6 +28,7 @@ from scripts.study.plan import (
     relative_data,
 )
 from scripts.study.plan import StudyFile as Study
+from tests.forked_command import run_script
 from tests.report.records import ROOT, run_record, write_raw
 from train.config import parse_config
 
@@ -54,6 +55,10 @@ def environment() -> dict[str, str]:
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return run_script(SCRIPT, words, cwd=cwd, env=environment())
+
+
+def run_for_real(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *map(str, words)]
     return subprocess.run(
         command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=100
@@ -224,7 +229,7 @@ def test_dry_run_says_where_auto_would_have_changed_the_recipe(tmp_path: Path) -
 @pytest.mark.story
 def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_path: Path) -> None:
     words = ("--gpus", "1,2", "--out", "s", "--", *TINY, "-b", "4", "--max-steps", "2")
-    done = run(*words, cwd=tmp_path)
+    done = run_for_real(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "weak scaling" in done.stdout
     assert "| cpu |          8 |   1 |          2 |" in done.stdout
@@ -232,7 +237,7 @@ def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_p
     launchers = [json.loads(path.read_text())["attempts"][0]["launcher"] for path in records]
     assert launchers == ["submitit", "submitit"]
     before = [path.read_text() for path in records]
-    again = run(*words, cwd=tmp_path)
+    again = run_for_real(*words, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert [path.read_text() for path in records] == before
     status = run("status", "s", "--format", "json", cwd=tmp_path)
@@ -247,7 +252,7 @@ def test_a_failed_point_is_shown_with_its_log_and_the_others_run(tmp_path: Path)
     words = ("--gpus", "1", "--repeats", "2", "--out", "s", "--", *TINY, "-b", "4")
     broken = write_raw(folder / "s-gpus0001-r1", run_record("s-gpus0001-r1", status="failed"))
     (broken / "run.json").write_text('{"schema": 99, "attempts": []}')
-    done = run(*words, "--max-steps", "1", cwd=tmp_path)
+    done = run_for_real(*words, "--max-steps", "1", cwd=tmp_path)
     assert done.returncode != 0
     assert "| cpu |          4 |   1 |          1 |" in done.stdout
     assert "s-gpus0001-r1 failed" in done.stderr
@@ -276,7 +281,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> No
     assert stopped["status"] == "checkpointed"
     pid = int(read_study(tmp_path / "s").jobs["s-gpus0001-r1"][0])
     assert not Path(f"/proc/{pid}").exists()
-    resumed = run("resume", "s", cwd=tmp_path)
+    resumed = run_for_real("resume", "s", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     finished = json.loads(run_file.read_text())
     assert finished["status"] == "done"

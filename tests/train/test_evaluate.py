@@ -54,7 +54,7 @@ def averaged(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with --ema, by another recipe than the default one."""
     folder = tmp_path_factory.mktemp("averaged")
     argv = [str(images), "--epochs", "1", "--recipe", "reference", "--ema", "0.9"]
-    argv += ["--output", str(folder), "--decoder", "pil"]
+    argv += ["--output", str(folder), "--decoder", "pil", "--lr", "1"]  # so that averages differ
     ranks.run(argv, folder / "log").expect(DONE)
     return folder
 
