@@ -24,7 +24,13 @@ def run(images: Path, out: Path, world: int, *flags: str) -> None:
     ranks.run(argv, log, world, hook=hooks.capture_only).expect(DONE)
 
 
-@pytest.mark.parametrize("arch", [ranks.ARCH, pytest.param("resnet18", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(ranks.ARCH, marks=pytest.mark.story),
+        pytest.param("resnet18", marks=pytest.mark.soak),
+    ],
+)
 def test_a_compiled_model_trains_as_the_plain_one(images: Path, tmp_path: Path, arch: str) -> None:
     """On two ranks, in microbatches that do not talk, and evaluated."""
     run(images, tmp_path / "plain", 2, "-a", arch)
