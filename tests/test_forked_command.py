@@ -29,7 +29,7 @@ def test_outputs_and_exit_code_are_those_of_a_real_process(tmp_path: Path, end: 
     script.write_text(SCRIPT + end)
     (tmp_path / "there").mkdir()
     env = {"A": "1", "PATH": os.environ["PATH"]}
-    words = ["one", "--two=2", Path("three")]
+    words: list[str | Path] = ["one", "--two=2", Path("three")]
     real = subprocess.run(
         [sys.executable, script, *words],
         cwd=tmp_path / "there", env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
