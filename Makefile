@@ -16,7 +16,7 @@ GPU := gpu or gpusim
 RERUNS ?= 1
 # Debian packages that tests use beside those that each service installs for itself.
 APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc g++ libc6-dev libjpeg62-turbo-dev iproute2 git
-.PHONY: help setup system demo test test-unit test-gpu test-cluster test-oldest lint format bench plugin soak cluster-up cluster-down clean
+.PHONY: help setup system demo test test-unit test-stories test-gpu test-cluster test-oldest lint format bench plugin soak cluster-up cluster-down clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,10 +44,13 @@ system: setup ## Debian packages for the tests (root and apt; without them the t
 	  $(PY) -m train.data.jpeg; \
 	else echo "LEFT OUT: Debian packages ($(APT_PACKAGES)): needs root and apt"; fi
 
-test: setup system lint test-unit test-gpu test-cluster ## everything, on real SLURM, HTCondor and XRootD
+test: setup system lint test-unit test-stories test-gpu test-cluster ## everything, on real SLURM, HTCondor and XRootD
 
 test-unit: setup ## the quick part: no service needed
-	$(PY) -m pytest -n 2 --reruns $(RERUNS) -m "not ($(CLUSTER) or $(GPU))"
+	$(PY) -m pytest -n 2 --dist worksteal --reruns $(RERUNS) -m "not ($(CLUSTER) or $(GPU) or story)"
+
+test-stories: setup ## a few whole stories as a user lives them: the demo, a study, torchrun, the doctor's tour
+	$(PY) -m pytest -n 2 --dist worksteal --reruns $(RERUNS) -m story
 
 test-gpu: setup system ## the part on a GPU, simulated where there is none
 	$(PY) -m pytest -n 2 --reruns $(RERUNS) -m "$(GPU)"

@@ -43,6 +43,7 @@ def run(scratch: Path, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.story
 def test_fetched_extracted_trained_and_cleaned_up(scratch: Path, tmp_path: Path) -> None:
     made = make_fake_imagenet(
         tmp_path / "imagenet", classes=2, train_per_class=4, val_per_class=1, size=(40, 40)

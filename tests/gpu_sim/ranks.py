@@ -63,7 +63,7 @@ def run_on_gpu(argv: list[str], log: Path, **settings: object) -> Job:
     """The trainer on this machine's GPU, or on a simulated one where there is none."""
     if not HAS_GPU:
         return run(argv, log, settings=settings)
-    return ranks.run(["--device", "cuda", *argv], log)
+    return ranks.run(["-a", ranks.REAL_ARCH, "--device", "cuda", *argv], log)
 
 
 def slurm_step(

@@ -13,6 +13,7 @@ import pytest
 
 from dataset.errors import run_command
 from report.curves import load_epochs
+from report.grid import eventlog_parse
 from report.grid.eventlog import read_event_log
 from report.grid.history import read_histories
 from report.runs import load_runs
@@ -54,17 +55,27 @@ ODD_RECORDS = {
 
 
 @pytest.mark.parametrize("name", ODD_RECORDS)
-def test_a_field_of_another_type_is_a_note_and_the_rest_is_shown(
+def test_a_field_of_another_type_is_a_note_and_the_rest_is_in_the_table(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_run(tmp_path / "runs", "good")
     write_raw(tmp_path / "runs" / "odd", run_record("odd", 2) | {name: ODD_RECORDS[name]})
-    page = tmp_path / "page.html"
-    assert run_script("report", tmp_path / "runs", "--out", page)[0] == 0
-    assert f"passed over: {name} is " in page.read_text()
-    caplog.clear()
     assert run_script("scaling_table", tmp_path / "runs")[0] == 0
     assert f"passed over: {name} is " in caplog.text
+
+
+def test_fields_of_another_type_are_notes_on_the_page_and_the_rest_is_shown(
+    tmp_path: Path,
+) -> None:
+    """One page with all of them: drawing it is what takes time."""
+    write_run(tmp_path / "runs", "good")
+    for name, value in ODD_RECORDS.items():
+        odd = f"odd-{name}"
+        write_raw(tmp_path / "runs" / odd, run_record(odd, 2) | {name: value})
+    page = tmp_path / "page.html"
+    assert run_script("report", tmp_path / "runs", "--out", page)[0] == 0
+    text = page.read_text()
+    assert [name for name in ODD_RECORDS if f"passed over: {name} is " not in text] == []
 
 
 @pytest.mark.parametrize(
@@ -130,7 +141,7 @@ ODD_EVENTS = {
     "5,000 digits": b"005 (" + b"9" * 5000 + b".000.000) 2026-09-01 10:00:00 Job was\n...\n",
     "an endless sum": b"001 (1.000.000) 2026-09-01 10:00:00 Job executing on host: <1>\n\tX = "
     + b"1+" * DEEP + b"1\n...\n",
-    "an endless event": b"008 (1.000.000) 2026-09-01 10:00:00 " + b"text\n" * 600_000 + b"...\n",
+    "an endless event": b"008 (1.000.000) 2026-09-01 10:00:00 " + b"text\n" * 250_000 + b"...\n",
 }  # fmt: skip
 
 
@@ -159,11 +170,15 @@ def test_deep_json_is_refused_in_a_line(
     assert [event.job.cluster for event in read_event_log(path).events] == [1, 1]
 
 
-def test_a_reader_that_crashes_at_every_event_is_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [3, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_reader_that_crashes_at_every_event_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(eventlog_parse, "MAX_CRASHES", most)  # each takes some tenths of a second
     path = tmp_path / "job.log"
-    path.write_bytes(ODD_EVENTS["an endless sum"] * 40)
+    path.write_bytes(ODD_EVENTS["an endless sum"] * 2 * most)
     log = read_event_log(path)
-    assert (len(log.events), log.num_unreadable) == (40, 40)
+    assert (len(log.events), log.num_unreadable) == (2 * most, 2 * most)
 
 
 def fuzz(folder: Path, seed: int) -> None:
@@ -197,13 +212,13 @@ def fuzz(folder: Path, seed: int) -> None:
         assert code in (0, 2), f"seed {seed}: {words} ended with {code}"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [2, 4])
 def test_damaged_folders_end_every_command_with_0_or_2(tmp_path: Path, seed: int) -> None:
     fuzz(tmp_path, seed)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(100, 400))
+@pytest.mark.parametrize("seed", [0, 1, 3, 5, *range(100, 400)])
 def test_many_damaged_folders_end_every_command_with_0_or_2(tmp_path: Path, seed: int) -> None:
     fuzz(tmp_path, seed)
 

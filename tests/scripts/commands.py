@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests import forked_command
+
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 100.0  # below pytest's own limit: then what it wrote is shown
 
@@ -17,3 +19,11 @@ def run_script(
     """How a script of scripts/ ended, and what it wrote."""
     command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *map(str, words)]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=WAIT_S)
+
+
+def fork_script(
+    name: str, *words: object, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The same in a process that has its packages already: forked_command says what that lacks."""
+    script = ROOT / "scripts" / f"{name}.py"
+    return forked_command.run_script(script, list(map(str, words)), cwd=cwd, env=env)

@@ -49,6 +49,7 @@ def check_outputs(
     assert all(f'id="{part}"' in page for part in ("scaling", "time", "learning", "stages"))
 
 
+@pytest.mark.story
 @pytest.mark.timeout(300)
 def test_a_small_demo_learns_and_leaves_a_table_records_and_a_report(tmp_path: Path) -> None:
     """12 and 6 steps: 51 % and 57 % of 80 images where chance is 25 %, the same on every start."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import runpy
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from dataset.errors import USER_MISTAKE
 from tests.cluster.slurm.jobs import clean_env
 from tests.conftest import ROOT
+from tests.train import started_ranks as ranks
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port, where nothing listens
 
@@ -96,12 +100,23 @@ def test_an_htcondor_slot_is_one_process_whatever_its_pilot_says() -> None:
     assert found["job"]["text"] == "an HTCondor slot, so no login node"
 
 
-def test_given_gpus_that_torch_cannot_use_are_wrong() -> None:
-    if Path("/dev/nvidia0").exists():
-        expected = "ok"
-    else:
-        expected = "wrong"
-    assert find(bare=False, CUDA_VISIBLE_DEVICES="0")["GPUs"]["level"] == expected
+def test_given_gpus_that_torch_cannot_use_are_wrong(tmp_path: Path) -> None:
+    """In a child of a process that has imported torch, which takes the doctor its time."""
+    doctor = partial(be_doctor, "--json", "--federation", NOWHERE)
+    job = ranks.call(doctor, tmp_path / "log", env={"CUDA_VISIBLE_DEVICES": "0"})
+    expected = ("ok", 0) if Path("/dev/nvidia0").exists() else ("wrong", USER_MISTAKE)
+    (code,) = job.wait()
+    (found,) = [f for f in json.loads(job.log)["findings"] if f["topic"] == "GPUs"]
+    assert (found["level"], code) == expected
+
+
+def be_doctor(*words: str) -> None:
+    sys.argv = ["doctor.py", *words]
+    try:
+        runpy.run_path(str(ROOT / "scripts/doctor.py"), run_name="__main__")
+    except SystemExit as end:
+        sys.stdout.flush()
+        os._exit(int(end.code or 0))
 
 
 def test_a_limit_of_the_cpus_is_seen() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.dataset.small_server import serving
-from tests.scripts.commands import run_script
+from tests.scripts.commands import fork_script, run_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fetch_osdf.py"
 
@@ -83,7 +83,8 @@ def test_help_has_an_example(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(args: list[str], words: str, tmp_path: Path) -> None:
-    done = run(*args, cwd=tmp_path)
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = fork_script("fetch_osdf", *args, cwd=tmp_path, env=env)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr

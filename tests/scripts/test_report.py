@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.report.records import KEMPNER, PUBLISHED, ROOT, write_raw, write_run
-from tests.scripts.commands import run_script
+from tests.scripts.commands import fork_script, run_script
 
 EVENT_LOG = """000 (012.000.000) 2026-01-01 10:00:00 Job submitted from host: <127.0.0.1:1>
 ...
@@ -20,12 +20,16 @@ EVENT_LOG = """000 (012.000.000) 2026-01-01 10:00:00 Job submitted from host: <1
 
 
 def run(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return fork_script("report", *words, cwd=cwd)
+
+
+def run_for_real(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return run_script("report", *words, cwd=cwd)
 
 
 def test_one_run_makes_a_page(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "only")
-    done = run(tmp_path, "runs", "--out", "pages/one.html", "--title", "One run")
+    done = run_for_real(tmp_path, "runs", "--out", "pages/one.html", "--title", "One run")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "pages" / "one.html").read_text()
     assert "<h1>One run</h1>" in text

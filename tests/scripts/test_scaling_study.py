@@ -21,7 +21,7 @@ from scripts.study.plan import SlurmOptions, StudyPlan, describe_pin, make_runs,
 from scripts.study.study_file import STUDY_FILE, extend_study, read_study
 from scripts.study.study_file import StudyFile as Study
 from tests.report.records import ROOT, run_record, write_raw
-from tests.scripts.commands import run_script
+from tests.scripts.commands import fork_script, run_script
 from train.config import parse_config
 
 SCRIPT = ROOT / "scripts" / "scaling_study.py"
@@ -47,6 +47,10 @@ def environment() -> dict[str, str]:
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return fork_script("scaling_study", *words, cwd=cwd, env=environment())
+
+
+def run_for_real(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return run_script("scaling_study", *words, cwd=cwd, env=environment())
 
 
@@ -211,9 +215,10 @@ def test_dry_run_says_where_auto_would_have_changed_the_recipe(tmp_path: Path) -
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.story
 def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_path: Path) -> None:
     words = ("--gpus", "1,2", "--out", "s", "--", *TINY, "-b", "4", "--max-steps", "2")
-    done = run(*words, cwd=tmp_path)
+    done = run_for_real(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "weak scaling" in done.stdout
     assert "| cpu |          8 |   1 |          2 |" in done.stdout
@@ -221,7 +226,7 @@ def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_p
     launchers = [json.loads(path.read_text())["attempts"][0]["launcher"] for path in records]
     assert launchers == ["submitit", "submitit"]
     before = [path.read_text() for path in records]
-    again = run(*words, cwd=tmp_path)
+    again = run_for_real(*words, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert [path.read_text() for path in records] == before
     status = run("status", "s", "--format", "json", cwd=tmp_path)
@@ -229,13 +234,14 @@ def test_a_local_study_ends_with_the_table_and_a_second_start_runs_nothing(tmp_p
     assert [(row["num_gpus"], row["state"]) for row in rows] == [(1, "done"), (2, "done")]
 
 
+@pytest.mark.story
 def test_a_failed_point_is_shown_with_its_log_and_the_others_run(tmp_path: Path) -> None:
     """A run of another shape lies in the folder of the first run, which the trainer refuses."""
     folder = tmp_path / "s"
     words = ("--gpus", "1", "--repeats", "2", "--out", "s", "--", *TINY, "-b", "4")
     broken = write_raw(folder / "s-gpus0001-r1", run_record("s-gpus0001-r1", status="failed"))
     (broken / "run.json").write_text('{"schema": 99, "attempts": []}')
-    done = run(*words, "--max-steps", "1", cwd=tmp_path)
+    done = run_for_real(*words, "--max-steps", "1", cwd=tmp_path)
     assert done.returncode != 0
     assert "| cpu |          4 |   1 |          1 |" in done.stdout
     assert "s-gpus0001-r1 failed" in done.stderr
@@ -244,6 +250,7 @@ def test_a_failed_point_is_shown_with_its_log_and_the_others_run(tmp_path: Path)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.story
 def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> None:
     words = ("--gpus", "1", "--out", "s", "--", *TINY, "-b", "4", "--max-steps", "60", "-p", "9")
     command = [sys.executable, str(SCRIPT), *words]
@@ -263,7 +270,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> No
     assert stopped["status"] == "checkpointed"
     pid = int(read_study(tmp_path / "s").jobs["s-gpus0001-r1"][0])
     assert not Path(f"/proc/{pid}").exists()
-    resumed = run("resume", "s", cwd=tmp_path)
+    resumed = run_for_real("resume", "s", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     finished = json.loads(run_file.read_text())
     assert finished["status"] == "done"

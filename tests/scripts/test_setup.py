@@ -43,6 +43,7 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+@pytest.mark.story
 def test_a_venv_elsewhere_is_linked_and_serves_a_second_clone(clone: Path, tmp_path: Path) -> None:
     venv = tmp_path / "scratch" / "trainyard"
     (clone / "requirements-dev.txt").write_text("./no-such-package\n")

@@ -10,11 +10,17 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from torch.utils.data import _utils
 
 from dataset.fake.make import make_fake_imagenet
 from tests.train import started_ranks as ranks
 
 CLASSES, TRAIN_PER_CLASS, VAL_PER_CLASS = 7, 6, 5  # 42 and 35: no multiples of 2 x 4, 2, 3 or 4
+
+
+# A loader that a failed batch ends stands in its own traceback, until the garbage collector ends
+# its workers; their queues may be gone by then, and each worker is waited for so long: 5 s.
+_utils.MP_STATUS_CHECK_INTERVAL = 0.2
 
 
 # A busy machine may be slow for a moment; no test here asserts a timing.

@@ -1,7 +1,9 @@
 """Runs the trainer on N ranks that are forked from one process which has imported torch already.
 
 Importing torch costs 3.5 s of a core, a fork 20 ms: so a test can afford many starts and kills.
-Every rank is a process of its own with torchrun's variables, and does what `python -m train` does.
+Every rank is a process of its own with torchrun's variables, and does what `python -m train` does,
+with a network of two convolutions (tests/train/tiny_net.py) unless argv names another, and with a
+heartbeat of 0.3 s in place of 1 s (tests/train/preload.py).
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ PR_SET_PDEATHSIG = 1
 WAIT_S = 100.0  # below pytest's own limit: then the logs of the ranks are shown
 LAUNCHERS = ("SLURM_", "OMPI_", "PMIX_", "TORCHELASTIC_", "SUBMITIT_", "_CONDOR_", "MASTER_")
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-# One small network with batch norm, one thread: about 30 ms a step of 8 images on one core.
-ARCH = "shufflenet_v2_x0_5"
+ARCH = "tinynet"  # of ranks that name no other; not on simulated GPUs, nor in `python -m train`
+# One small network of torchvision with batch norm, one thread: about 30 ms a step of 8 images.
+REAL_ARCH = "shufflenet_v2_x0_5"
 SMALL = [
-    *("-a", ARCH, "-b", "8", "--image-size", "32", "--device", "cpu", "--threads", "1"),
+    *("-a", REAL_ARCH, "-b", "8", "--image-size", "32", "--device", "cpu", "--threads", "1"),
     *("-j", "0", "--recipe", "sgd", "--lr", "0.05", "-p", "1", "--timeout-minutes", "1"),
 ]
 
@@ -123,12 +126,13 @@ def start(
     """
     port = find_free_port()
     processes = []
+    arch = [] if simulated else ["-a", ARCH]
     for rank in range(num_ranks):
         if rank in absent:
             continue
         launch = env(rank) if env else rank_variables(rank, num_ranks, port)
         variables = plain_environment() | launch
-        args = (variables, [*SMALL, *argv], log, hook)
+        args = (variables, [*SMALL, *arch, *argv], log, hook)
         processes.append(_CONTEXT.Process(target=_be_rank, args=args))
     return _start_all(processes, log, simulated)
 

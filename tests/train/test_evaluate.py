@@ -18,6 +18,7 @@ from torchvision import datasets, models, transforms
 
 from dataset.errors import BAD_DATA, DONE, USER_MISTAKE
 from tests.train import started_ranks as ranks
+from tests.train import tiny_net
 from tests.train.data.small_batches import spoil
 from train.data.batches import Batch
 from train.data.sampler import BatchPlan, ValidationShare, share_validation
@@ -36,13 +37,16 @@ CPU = Placement(torch.device("cpu"), "fp32")
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state dict whose predictions are spread over the classes."""
+    return make_weights(tiny_net.NAME, tmp_path_factory.mktemp("weights") / "plain.pt")
+
+
+def make_weights(arch: str, path: Path) -> Path:
     torch.manual_seed(5)
-    model = models.get_model(ranks.ARCH, num_classes=NUM_CLASSES)
+    model = models.get_model(arch, num_classes=NUM_CLASSES)
     with torch.no_grad():
         model.eval()
         for parameter in model.fc.parameters():
             parameter.mul_(20)
-    path = tmp_path_factory.mktemp("weights") / "plain.pt"
     torch.save(model.state_dict(), path)
     return path
 
@@ -52,7 +56,7 @@ def averaged(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with --ema, by another recipe than the default one."""
     folder = tmp_path_factory.mktemp("averaged")
     argv = [str(images), "--epochs", "1", "--recipe", "reference", "--ema", "0.9"]
-    argv += ["--output", str(folder), "--decoder", "pil"]
+    argv += ["--output", str(folder), "--decoder", "pil", "--lr", "1"]  # so that averages differ
     ranks.run(argv, folder / "log").expect(DONE)
     return folder
 
@@ -66,7 +70,7 @@ def split_checkpoint(path: Path, folder: Path) -> tuple[Path, Path]:
     return raw, ema
 
 
-def plain_loop(val: Path, weights: Path) -> tuple[int, int, float]:
+def plain_loop(val: Path, weights: Path, arch: str = tiny_net.NAME) -> tuple[int, int, float]:
     """(top-1, top-5, mean loss) by torchvision's own data set and transforms."""
     steps = [
         transforms.Resize(int(32 * 256 / 224)),
@@ -75,7 +79,7 @@ def plain_loop(val: Path, weights: Path) -> tuple[int, int, float]:
         transforms.Normalize(MEAN, STD),
     ]
     data = datasets.ImageFolder(str(val), transforms.Compose(steps))
-    model = models.get_model(ranks.ARCH, num_classes=NUM_CLASSES)
+    model = models.get_model(arch, num_classes=NUM_CLASSES)
     model.load_state_dict(torch.load(weights, weights_only=True))
     model.eval()
     top1 = top5 = 0
@@ -108,14 +112,18 @@ def evaluate_argv(data: Path, weights: Path, *more: str) -> list[str]:
     return [str(data), "-e", "--weights", str(weights), "--decoder", "pil", *more]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("world", "arch"),
+    [(1, tiny_net.NAME), (2, ranks.REAL_ARCH), (3, tiny_net.NAME), (4, tiny_net.NAME)],
+)
 def test_evaluation_equals_a_plain_torchvision_loop(
-    images: Path, weights: Path, tmp_path: Path, world: int
+    images: Path, tmp_path: Path, world: int, arch: str
 ) -> None:
     """35 images on 1 to 4 ranks: no rank count but 1 divides them, nor 8 x 3 the batch."""
-    argv = evaluate_argv(images, weights, "--output", str(tmp_path / "out"))
+    weights = make_weights(arch, tmp_path / "weights.pt")
+    argv = evaluate_argv(images, weights, "--output", str(tmp_path / "out"), "-a", arch)
     job = ranks.run(argv, tmp_path / "log", world).expect(DONE)
-    top1, top5, loss = plain_loop(images / "val", weights)
+    top1, top5, loss = plain_loop(images / "val", weights, arch)
     assert 0 < top1 < top5 < NUM_VAL  # the comparison says something
     *counts, found_loss = read_result(job.log)
     assert counts == [top1, top5, NUM_VAL]
@@ -219,7 +227,9 @@ def test_weights_for_other_classes_or_of_another_arch_are_refused(
     """A new random last layer would give an accuracy that means nothing."""
     state = torch.load(weights, weights_only=True)
     other = tmp_path / "other.pt"
-    torch.save(state | {"fc.weight": torch.zeros(9, 1024), "fc.bias": torch.zeros(9)}, other)
+    torch.save(
+        state | {"fc.weight": torch.zeros(9, tiny_net.WIDTH), "fc.bias": torch.zeros(9)}, other
+    )
     job = ranks.run(evaluate_argv(images, other), tmp_path / "log").expect(USER_MISTAKE)
     assert "another number of classes" in job.log
     job = ranks.run([*evaluate_argv(images, weights), "-a", "squeezenet1_1"], tmp_path / "log1")

@@ -31,7 +31,8 @@ from tests.train.outcomes import EVERY_STEP, final_state, find_differences
 from train.checkpoints.checkpoint import list_checkpoints
 from train.records.record import read_epochs, read_run
 
-SAVED_BYTES = 3_000_000  # a little more than a checkpoint of the small network
+LARGE = ("-a", ranks.REAL_ARCH)  # a network whose checkpoints fill a disk
+SAVED_BYTES = 3_000_000  # a little more than one of them
 
 
 def argv_for(data: Path, out: Path, *more: str) -> list[str]:
@@ -76,7 +77,7 @@ def test_a_killed_rank_is_named_and_the_others_end(images: Path, tmp_path: Path,
 def test_a_rank_that_hangs_is_named_when_the_others_give_up(images: Path, tmp_path: Path) -> None:
     """Its process lives and its thread beats: only how far it came tells it from the others."""
     hook = partial(hooks.at_step, 1, 2, partial(time.sleep, 100))
-    argv = [*argv_for(images, tmp_path / "out"), "--timeout-minutes", "0.1"]
+    argv = [*argv_for(images, tmp_path / "out"), "--timeout-minutes", "0.05"]
     job = ranks.run(argv, tmp_path / "log", 2, hook=hook)
     assert job.codes == [CRASH, CRASH]
     assert "rank 1 (reading data) hangs: it answers" in job.log
@@ -89,7 +90,7 @@ def test_the_workers_of_a_killed_rank_do_not_keep_the_others_waiting(
 ) -> None:
     """They inherit its sockets; torch's own watch over their parent is put off by the test."""
     intervals = ("torch.utils.data._utils.worker", "MP_STATUS_CHECK_INTERVAL", 1000.0)
-    argv = argv_for(images, tmp_path / "out", "-j", "2", "--decoder", "pil", "--epochs", "90")
+    argv = argv_for(images, tmp_path / "out", "-j", "2", "--decoder", "pil", "--epochs", "900")
     hook = partial(hooks.set_value, *intervals)
     job = ranks.start(argv, tmp_path / "log", 2, hook=hook)
     job.wait_for_log("epoch 1 step 2/")
@@ -182,7 +183,7 @@ def test_a_full_disk_at_a_checkpoint_does_not_stop_the_training(
         partial(hooks.at_step, 0, 3, partial(hooks.fill_disk, small_disk)),
         partial(hooks.at_step, 0, 7, partial(hooks.free_disk, small_disk)),
     )
-    argv = argv_for(images, out, *EVERY_STEP, "--tensorboard")
+    argv = argv_for(images, out, *LARGE, *EVERY_STEP, "--tensorboard")
     job = ranks.run(argv, tmp_path / "log", hook=hook).expect(DONE)
     assert "checkpoint of step 5 not written" in job.log
     assert "run.json not written" in job.log
@@ -192,7 +193,8 @@ def test_a_full_disk_at_a_checkpoint_does_not_stop_the_training(
     events = EventAccumulator(str(out / "tensorboard")).Reload()
     assert [scalar.step for scalar in events.Scalars("val_acc1")] == [5, 10]
     assert read_run(out)["status"] == "done"
-    ranks.run(argv_for(images, tmp_path / "plain"), tmp_path / "log1").expect(DONE)
+    plain = argv_for(images, tmp_path / "plain", *LARGE)
+    ranks.run(plain, tmp_path / "log1").expect(DONE)
     assert find_differences(final_state(out), final_state(tmp_path / "plain")) == []
 
 
@@ -200,7 +202,7 @@ def test_a_run_whose_last_checkpoint_was_not_written_is_not_done(
     images: Path, tmp_path: Path, small_disk: Path
 ) -> None:
     out = small_disk / "out"
-    argv = argv_for(images, out)
+    argv = argv_for(images, out, *LARGE)
     hook = partial(hooks.at_step, 0, 8, partial(hooks.fill_disk, small_disk))
     job = ranks.run(argv, tmp_path / "log0", hook=hook).expect(USER_MISTAKE)
     assert "the last checkpoint cannot be written" in job.log
@@ -226,7 +228,7 @@ def test_a_start_on_a_full_disk_is_one_line(images: Path, tmp_path: Path, small_
 def test_a_dead_loader_worker_is_a_passing_failure_with_advice(
     images: Path, tmp_path: Path, world: int
 ) -> None:
-    argv = argv_for(images, tmp_path / "out", "-j", "2", "--decoder", "pil", "--epochs", "90")
+    argv = argv_for(images, tmp_path / "out", "-j", "2", "--decoder", "pil", "--epochs", "900")
     job = ranks.start(argv, tmp_path / "log", world)
     job.wait_for_log("epoch 1 step 2/")
     pid = job.processes[-1].pid
@@ -273,9 +275,9 @@ def test_bad_images_are_replaced_named_counted_and_limited_over_all_ranks(
 
 def test_a_folder_that_another_run_writes_to_is_refused(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first = ranks.start(argv_for(images, out, "--epochs", "90", *EVERY_STEP), tmp_path / "log0")
+    first = ranks.start(argv_for(images, out, "--epochs", "9000", *EVERY_STEP), tmp_path / "log0")
     first.wait_for(lambda: list_checkpoints(out / "ckpt"), "a checkpoint")
-    second = ranks.run(argv_for(images, out, "--epochs", "90"), tmp_path / "log1", 2)
+    second = ranks.run(argv_for(images, out, "--epochs", "9000"), tmp_path / "log1", 2)
     assert second.expect(USER_MISTAKE)
     assert f"another run writes to {out}" in second.log
     assert "continuing from step" not in second.log
@@ -288,12 +290,13 @@ def test_a_folder_that_another_run_writes_to_is_refused(images: Path, tmp_path: 
 def test_after_a_kill_the_folder_is_free_at_once(images: Path, tmp_path: Path) -> None:
     """The loader's workers live for some seconds after a kill -9 and must not hold its lock."""
     out = tmp_path / "out"
-    argv = argv_for(images, out, "-j", "2", "--decoder", "pil", *EVERY_STEP)
+    argv = argv_for(images, out, "-j", "2", "--decoder", "pil", "--epochs", "900", *EVERY_STEP)
     first = ranks.start(argv, tmp_path / "log0")
     first.wait_for(lambda: list_checkpoints(out / "ckpt"), "a checkpoint")
     first.send(signal.SIGKILL)
-    first.wait()
-    ranks.run(argv, tmp_path / "log1").expect(DONE)
+    assert first.wait() == [-signal.SIGKILL]
+    one_more = str(final_state(out)["step"] + 1)
+    ranks.run([*argv, "--max-steps", one_more], tmp_path / "log1").expect(DONE)
 
 
 # --- the user's mistakes ----------------------------------------------------------------------
@@ -354,7 +357,7 @@ def test_pretrained_weights_without_a_network_are_a_clear_error(
         proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY"), nowhere)
         return proxies | {"TORCH_HOME": str(tmp_path / "empty"), "no_proxy": "", "NO_PROXY": ""}
 
-    argv = argv_for(images, tmp_path / "out", "--pretrained")
+    argv = argv_for(images, tmp_path / "out", "--pretrained", "-a", ranks.REAL_ARCH)
     job = ranks.run(argv, tmp_path / "log", env=offline).expect(USER_MISTAKE)
     assert "cannot download" in job.log and "--weights FILE" in job.log
     assert "Traceback" not in job.log
@@ -396,7 +399,7 @@ def test_the_record_adds_up_over_attempts(images: Path, tmp_path: Path, world: i
 
 def test_made_up_data_measures_the_compute_alone(tmp_path: Path) -> None:
     out, trace = tmp_path / "out", tmp_path / "trace"
-    argv = ["--dummy", "--max-steps", "8", "--output", str(out)]
+    argv = ["--dummy", "-a", ranks.REAL_ARCH, "--max-steps", "8", "--output", str(out)]
     hook = partial(hooks.trace_samples, trace)
     ranks.run(argv, tmp_path / "log", 2, hook=hook).expect(DONE)
     assert not trace.exists()  # no sample was asked for
@@ -412,9 +415,9 @@ def test_the_saved_model_loads_into_torchvision(images: Path, tmp_path: Path) ->
 
     out = tmp_path / "out"
     argv = [str(images), "--max-steps", "1", "--output", str(out), "--save-model"]
-    ranks.run(argv, tmp_path / "log", 2).expect(DONE)
-    state = torch.load(out / f"{ranks.ARCH}_7_classes.pt", weights_only=True)
+    ranks.run([*argv, "-a", ranks.REAL_ARCH], tmp_path / "log", 2).expect(DONE)
+    state = torch.load(out / f"{ranks.REAL_ARCH}_7_classes.pt", weights_only=True)
     assert not any(name.startswith("module.") for name in state)
-    models.get_model(ranks.ARCH, num_classes=7).load_state_dict(state)
+    models.get_model(ranks.REAL_ARCH, num_classes=7).load_state_dict(state)
     assert not list(out.rglob("*.part"))
     shutil.rmtree(out)

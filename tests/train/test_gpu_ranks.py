@@ -131,6 +131,6 @@ def test_a_preempted_gpu_run_goes_on_on_the_cpu(
     gpu.run(argv, tmp_path / "log", num_ranks, hook=hook).expect(CHECKPOINTED)
     step = gpu.read_run(out)["images_trained"] // 8
     assert 3 <= step < 10
-    job = ranks.run(argv, tmp_path / "log2", 1).expect(0)
+    job = ranks.run(["-a", ranks.REAL_ARCH, *argv], tmp_path / "log2", 1).expect(0)
     assert f"continuing from step {step} of 10" in job.log
     assert gpu.read_run(out)["images_trained"] == 80

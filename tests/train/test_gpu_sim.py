@@ -31,7 +31,7 @@ def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 def test_weights_are_those_of_the_cpu_however_late_copies_and_collectives_end(
     images: Path, tmp_path: Path, num_ranks: int
 ) -> None:
-    argv = [str(images), *STEPS]
+    argv = ["-a", ranks.REAL_ARCH, str(images), *STEPS]
     log = tmp_path / "log"
     ranks.run([*argv, "--output", f"{tmp_path}/cpu"], log, num_ranks).expect(0)
     for delay_us in (0, 20_000):

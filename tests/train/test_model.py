@@ -48,10 +48,10 @@ def test_images_that_a_network_cannot_take_are_refused_in_one_line(
 
 
 def test_a_check_leaves_the_network_as_it_was() -> None:
-    model = build_model(ranks.ARCH, 10, False, None)
+    model = build_model(ranks.REAL_ARCH, 10, False, None)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    check_input(model, ranks.ARCH, 32, 8, is_training=True)
-    check_input(model, ranks.ARCH, 32, 1, is_training=False)
+    check_input(model, ranks.REAL_ARCH, 32, 8, is_training=True)
+    check_input(model, ranks.REAL_ARCH, 32, 1, is_training=False)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 

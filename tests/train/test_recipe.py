@@ -145,12 +145,12 @@ def test_a_trust_coefficient_of_zero_is_refused() -> None:
 
 
 def test_a_recipe_with_a_zero_gamma_says_when_the_network_has_none(tmp_path: Path) -> None:
-    words = f"the last gamma of a block starts at 0, but {ranks.ARCH} has no such gamma"
-    argv = ["--dummy", "-b", "4", "--max-steps", "1", "--output"]
+    words = f"the last gamma of a block starts at 0, but {ranks.REAL_ARCH} has no such gamma"
+    argv = ["--dummy", "-a", ranks.REAL_ARCH, "-b", "4", "--max-steps", "1", "--output"]
     job = ranks.run([*argv, str(tmp_path / "a")], tmp_path / "log", 2).expect(DONE)
     assert job.log.count(words) == 1
     for more in (["--recipe", "reference"], ["-a", "resnet18"], ["--weights", "x.pt"]):
-        cfg = parse_config(["DATA", "-a", ranks.ARCH, *more])
+        cfg = parse_config(["DATA", "-a", ranks.REAL_ARCH, *more])
         assert "no such gamma" not in " ".join(recipe_of(cfg).notes)
     with pytest.raises(UserError, match="unknown --arch 'resnet5'"):
         recipe_of(parse_config(["DATA", "-a", "resnet5"]))

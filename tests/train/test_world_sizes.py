@@ -167,7 +167,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_one_thread")
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [pytest.param(64, marks=pytest.mark.soak), 128])
 def test_many_ranks_train_vote_validate_and_count_as_one_does(world: int) -> None:
     (alone,) = thread_ranks.run(1, partial(train_and_validate, world))
     ranks = thread_ranks.run(world, partial(train_and_validate, world))

@@ -63,6 +63,7 @@ def follow(words: str, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.story
 @pytest.mark.timeout(300)
 def test_whoever_follows_the_doctor_on_a_laptop_gets_a_trained_model(tmp_path: Path) -> None:
     folder = tmp_path / "it's mine"

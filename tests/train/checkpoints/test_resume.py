@@ -23,12 +23,13 @@ NUM_TRAIN, BATCH, STEPS = 42, 8, 5  # images, batch, steps an epoch
 # --- kill and resume --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(("world", "arch"), [(1, ranks.ARCH), (2, ranks.REAL_ARCH)])
 def test_a_killed_and_resumed_run_is_bit_for_bit_the_undisturbed_one(
-    images: Path, tmp_path: Path, world: int
+    images: Path, tmp_path: Path, world: int, arch: str
 ) -> None:
     """Killed -9 in the second epoch: model, buffers, optimiser, EMA, sums and results agree."""
     argv = [str(images), "--epochs", "2", "--ema", "0.99", "--microbatch", "2", "--momentum", "0.9"]
+    argv += ["-a", arch]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     ranks.run([*argv, "--output", str(whole)], tmp_path / "log0", world).expect(DONE)
     argv += ["--output", str(parts)]

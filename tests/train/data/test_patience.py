@@ -74,6 +74,7 @@ def test_a_reader_that_hangs_is_named_and_left_when_a_stop_is_asked_for(
     stuck = int(opened.indices(items[1])[1])
     hang_in(monkeypatch, fifo, stuck)
     warned, has_first = threading.Event(), threading.Event()
+    # One handler serves all tests of a process: what is set in it must be taken back.
     monkeypatch.setattr(caplog.handler, "emit", lambda _record: warned.set())
     events = (warned, has_first)  # the read may hang before the first batch is there
     stop = lambda: Vote.EXIT_NOW if all(e.is_set() for e in events) else Vote.GO_ON  # noqa: E731

@@ -146,7 +146,8 @@ def test_ranks_of_submitit_find_each_other_beside_a_foreign_service(
             return {f"SUBMITIT_LOCAL_{name}": str(value) for name, value in names.items()}
 
         argv = [str(images), "--max-steps", "1", "--output", str(tmp_path / "out")]
-        ranks.run(argv, tmp_path / "log", 2, env=task).expect(0)
+        hurry = partial(hooks.set_value, "train.ranks.rendezvous", "CLIENT_TIMEOUT_S", 1.0)
+        ranks.run(argv, tmp_path / "log", 2, env=task, hook=hurry).expect(0)
     assert read_run(tmp_path / "out")["attempts"][0]["launcher"] == "submitit"
 
 

@@ -100,7 +100,7 @@ def test_one_press_that_arrives_twice_is_one(images: Path, tmp_path: Path) -> No
     """The terminal sends it to all ranks, and a launcher passes it on."""
     out = tmp_path / "out"
     hook = partial(hooks.set_value, "train.ranks.interrupt", "SAME_PRESS_S", 1000.0)
-    argv = [str(images), "--output", str(out), "--epochs", "90", *EVERY_STEP]
+    argv = [str(images), "--output", str(out), "--epochs", "9000", *EVERY_STEP]
     job = ranks.start(argv, tmp_path / "log", 2, hook=hook)
     job.wait_for(lambda: list_checkpoints(out / "ckpt"), "a checkpoint")
     for _ in range(3):

@@ -331,7 +331,7 @@ def test_a_signal_to_all_processes_of_a_job_spares_the_loaders_workers(
 ) -> None:
     """SLURM signals every process of the step; a worker that died would make it a crash."""
     out = tmp_path / "out"
-    argv = [str(images), "-j", "2", "--decoder", "pil", "--epochs", "3", "--output", str(out)]
+    argv = [str(images), "-j", "2", "--decoder", "pil", "--epochs", "900", "--output", str(out)]
     job = ranks.start(argv, tmp_path / "log", 2)
     job.wait_for_log("epoch 1 step 2/")
     for process in job.processes:
@@ -339,5 +339,7 @@ def test_a_signal_to_all_processes_of_a_job_spares_the_loaders_workers(
             os.kill(int(child), signal.SIGTERM)
     job.send(signal.SIGTERM)
     job.expect(CHECKPOINTED)
-    assert stopped_at(out) >= 2
-    ranks.run(argv, tmp_path / "log1", 2).expect(DONE)
+    step = stopped_at(out)
+    assert step >= 2
+    more = [*argv, "--max-steps", str(step + 1)]
+    ranks.run(more, tmp_path / "log1", 2).expect(DONE)

@@ -24,6 +24,7 @@ def find_ranks(torchrun: psutil.Process) -> list[psutil.Process]:
     return [child for child in torchrun.children() if "train" in child.cmdline()]
 
 
+@pytest.mark.story
 @pytest.mark.timeout(240)
 def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(images: Path, tmp_path: Path) -> None:
     out, plain = tmp_path / "out", tmp_path / "plain"
@@ -47,10 +48,11 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(images: Path, tmp_p
     run = read_run(out)
     assert run["status"] == "done"
     assert [attempt["launcher"] for attempt in run["attempts"]] == ["torchrun", "torchrun"]
-    ranks.run([*argv[len(ranks.SMALL) :], "--output", str(plain)], tmp_path / "log1", 2).expect(0)
+    ranks.run([*argv, "--output", str(plain)], tmp_path / "log1", 2).expect(0)
     assert find_differences(final_state(out), final_state(plain)) == []
 
 
+@pytest.mark.story
 @pytest.mark.timeout(240)
 def test_ctrl_c_reaches_the_ranks_of_torchrun_and_they_save(tmp_path: Path) -> None:
     out, log_path = tmp_path / "out", tmp_path / "log"
