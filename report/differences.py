@@ -42,6 +42,9 @@ def _facts(run: ReportedRun) -> dict[str, Any]:
         return {}
     record = run.record
     facts = {k: v for k, v in run.config.items() if k not in _NOT_THE_RECIPE}
+    facts.setdefault("order", "uniform")  # as all runs were before there was --order
+    if (units := (record.get("dataset") or {}).get("units")) is not None:
+        facts["units"] = units  # the window is not compared: it grows with the batch
     facts["data"] = (record.get("dataset") or {}).get("fingerprint")
     facts["code"] = record.get("commit")
     versions: Mapping[str, Any] = record.get("versions") or {}
