@@ -29,6 +29,8 @@ def recipe_key(run: ReportedRun) -> str:
 def differences(run: ReportedRun, baseline: ReportedRun) -> list[str]:
     """What is not as in the baseline, each as `name value (baseline value)`."""
     here, there = _facts(run), _facts(baseline)
+    if "units" not in here or "units" not in there:  # the order says it already
+        here, there = ({k: v for k, v in facts.items() if k != "units"} for facts in (here, there))
     return [
         f"{name} {_short(here.get(name, _ABSENT))} (baseline {_short(there.get(name, _ABSENT))})"
         for name in sorted({**here, **there})
