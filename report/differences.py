@@ -29,6 +29,8 @@ def recipe_key(run: ReportedRun) -> str:
 def differences(run: ReportedRun, baseline: ReportedRun) -> list[str]:
     """What is not as in the baseline, each as `name value (baseline value)`."""
     here, there = _facts(run), _facts(baseline)
+    if "units" not in here or "units" not in there:  # the order says it already
+        here, there = ({k: v for k, v in facts.items() if k != "units"} for facts in (here, there))
     return [
         f"{name} {_short(here.get(name, _ABSENT))} (baseline {_short(there.get(name, _ABSENT))})"
         for name in sorted({**here, **there})
@@ -42,6 +44,9 @@ def _facts(run: ReportedRun) -> dict[str, Any]:
         return {}
     record = run.record
     facts = {k: v for k, v in run.config.items() if k not in _NOT_THE_RECIPE}
+    facts.setdefault("order", "uniform")  # as all runs were before there was --order
+    if (units := (record.get("dataset") or {}).get("units")) is not None:
+        facts["units"] = units  # the window is not compared: it grows with the batch
     facts["data"] = (record.get("dataset") or {}).get("fingerprint")
     facts["code"] = record.get("commit")
     versions: Mapping[str, Any] = record.get("versions") or {}

@@ -41,7 +41,12 @@ MAY_IMPORT = {
 # train reaches fetch through one module, and archive through these.
 ONLY_DOORS = {
     "dataset.fetch": {"train.open_data"},
-    "dataset.archive": {"train.data.sources", "train.data.splits", "train.records.classes"},
+    "dataset.archive": {
+        "train.data.sources",
+        "train.data.splits",
+        "train.data.tar_layout",
+        "train.records.classes",
+    },
 }
 # What a room needs beyond the standard library when its modules are imported.
 NEEDS = {
@@ -65,6 +70,8 @@ WITHOUT_TORCH = [
     "train.run_folder",
     "train.data.splits",
     "train.data.readers",
+    "train.data.sample_order",
+    "train.data.tar_layout",
     "train.paths",
 ]
 

@@ -68,6 +68,12 @@ class TrainConfig:
     decoder: str = flag(
         "auto", "JPEG decoder; auto: the kernel if built", choices=("auto", "kernel", "pil")
     )
+    order: str = flag(
+        "auto",
+        "order of the samples; streamed: along the tar (docs/training.md); auto: the checkpoint's, "
+        "else uniform",
+        choices=("auto", "uniform", "streamed"),
+    )
     image_size: int = flag(224, "width and height of a training crop in pixels")
     seed: int = flag(0, "seed of the order, the crops and the first weights")
     precision: str = flag(
@@ -133,6 +139,8 @@ class TrainConfig:
             raise UserError("--pretrained and --weights both give the first weights; use one")
         if self.resumes_last and self.output:
             raise UserError("--resume last finds the folder itself; leave out --output")
+        if self.dummy and self.order == "streamed":
+            raise UserError("--order streamed needs data in a tar; leave it out with --dummy")
         if not self.data and not self.dummy and not self.show_recipe:
             raise UserError("no DATA; name a folder, a tar's folder or a URL, or use --dummy")
 

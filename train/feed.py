@@ -24,6 +24,7 @@ def open_images(setup: Setup) -> Images:
         setup.decoder,
         tolerate_bad=cfg.skip_bad_images > 0,
         pin_memory=setup.placement.device.type == "cuda",
+        order=setup.order,
     )
 
 

@@ -13,8 +13,10 @@ from train.checkpoints import checkpoint
 from train.checkpoints.resume import find_checkpoint, refuse_changes
 from train.config import TrainConfig
 from train.data.decode import Decoder, choose_decoder
+from train.data.sample_order import STREAMED, UNIFORM, SampleOrder, order_along
 from train.data.sampler import BatchPlan, ValidationShare, share_validation
 from train.data.splits import Dataset
+from train.data.tar_layout import find_layout
 from train.device import (
     choose_precision,
     choose_threads,
@@ -53,6 +55,7 @@ class Setup:
     output: Path
     plan: BatchPlan
     decoder: Decoder
+    order: SampleOrder
 
     @property
     def num_train(self) -> int:
@@ -92,19 +95,23 @@ class Setup:
     def identity(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued."""
         cfg = self.cfg
-        return recipe_values(self.recipe) | {
-            "arch": cfg.arch,
-            "epochs": cfg.epochs,
-            "batch_size": cfg.batch_size,
-            "image_size": cfg.image_size,
-            "seed": cfg.seed,
-            "ema": cfg.ema,
-            "precision": self.placement.precision,
-            "decoder": self.decoder.name,
-            "num_train": self.num_train,
-            "num_classes": self.num_classes,
-            "data": self.dataset.fingerprint if self.dataset else "dummy",
-        }
+        return (
+            recipe_values(self.recipe)
+            | self.order.identity
+            | {
+                "arch": cfg.arch,
+                "epochs": cfg.epochs,
+                "batch_size": cfg.batch_size,
+                "image_size": cfg.image_size,
+                "seed": cfg.seed,
+                "ema": cfg.ema,
+                "precision": self.placement.precision,
+                "decoder": self.decoder.name,
+                "num_train": self.num_train,
+                "num_classes": self.num_classes,
+                "data": self.dataset.fingerprint if self.dataset else "dummy",
+            }
+        )
 
     def to_state(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
@@ -138,7 +145,10 @@ def prepare(
     placement = Placement(device, precision, channels_last)
     plan = cut_batch(cfg, launch, comm, placement, recipe, dataset, state)
     decoder = choose_decoder_together(cfg, state, comm)
-    setup = Setup(cfg, launch, placement, num_workers, dataset, recipe, output, plan, decoder)
+    order = choose_order_together(cfg, dataset, state, launch, comm)
+    setup = Setup(
+        cfg, launch, placement, num_workers, dataset, recipe, output, plan, decoder, order
+    )
     if state is not None and not cfg.evaluate:
         refuse_changes(state, setup.identity, cfg, output)
     if cfg.evaluate and setup.classes is not None and (state or cfg.weights):
@@ -198,6 +208,30 @@ def choose_decoder_together(
     if len(set(comm.gather(decoder.name))) > 1:  # a node without libjpeg
         return choose_decoder("pil")
     return decoder
+
+
+def choose_order_together(
+    cfg: TrainConfig,
+    dataset: Dataset | None,
+    state: checkpoint.State | None,
+    launch: Launch,
+    comm: Comm,
+) -> SampleOrder:
+    """The same order on all ranks: --order, else the checkpoint's, else uniform.
+
+    Rank 0 alone reads the index; a layout is 8 bytes a sample.
+    """
+    before = state["identity"] if state is not None else {}
+    name = before.get("order", UNIFORM) if cfg.order == "auto" else cfg.order
+    if name != STREAMED or dataset is None or cfg.evaluate:
+        return SampleOrder()
+    order = None
+    if launch.is_main:
+        layout, units = find_layout(dataset, cfg.index_dir)
+        window = before.get("window") if before.get("units") == units else None
+        order = order_along(layout, units, cfg.batch_size, window)
+    shared: SampleOrder = comm.from_main(order)
+    return shared
 
 
 def make_trainer(setup: Setup, comm: Comm, state: checkpoint.State | None) -> Trainer:

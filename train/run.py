@@ -114,6 +114,10 @@ def log_start(setup: Setup, step: int) -> None:
         log.info("recipe: %s", note)
     if setup.dataset and not setup.num_val:
         log.warning("%s (no val/ and no %s in the data)", NO_VALIDATION, VAL_TAR)
+    if setup.dataset:
+        log.info("order: %s", setup.order.describe())
+    if note := setup.order.note_narrow(setup.plan.batch_size):
+        log.info("order: %s", note)
     log.info(
         "%s on %s, %s: %s (%s), batch %d in microbatches of %d, step %d of %d -> %s",
         setup.cfg.arch,

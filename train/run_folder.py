@@ -24,7 +24,7 @@ LOCK_FILE = ".lock"
 _WHAT = (
     *("data", "arch", "epochs", "batch_size", "microbatch", "recipe", "lr", "momentum", "wd"),
     *("warmup_epochs", "label_smoothing", "lars_eta", "lars_eps", "ema", "image_size", "seed"),
-    *("precision", "decoder", "dummy", "pretrained", "weights"),
+    *("precision", "decoder", "order", "dummy", "pretrained", "weights"),
 )
 
 
@@ -142,7 +142,8 @@ def _same(recorded: object, flags: dict[str, Any]) -> bool:
 
 
 def _place(flags: dict[str, Any]) -> dict[str, Any]:
-    return {**flags, "data": Path(str(flags.get("data"))).absolute()}
+    # Records from before there was --order have none.
+    return {"order": "auto", **flags, "data": Path(str(flags.get("data"))).absolute()}
 
 
 def _is_running(folder: Path) -> bool:

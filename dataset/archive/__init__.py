@@ -12,6 +12,7 @@ block_sums     crc32c of 4 MiB blocks, ahead of a reader
 index_file     TAR.index, the file
 index          the index of a tar: found, built, checked
 units          a tar cut into runs of neighbouring images
+header_check   the headers of a tar against its index, image by image
 output_folder  where classes are extracted to, safe at any kill
 copy_images    images into files, each written once
 write_classes  threads that write classes

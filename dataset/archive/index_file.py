@@ -56,6 +56,7 @@ class TarIndex:
     labels_from: str  # "" when folders or class tars say the class, else which label file
     block_size: int = 0
     block_crc32c: npt.NDArray[np.uint32] | None = None
+    tar_size: int = 0
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -111,6 +112,7 @@ def make_index(arrays: dict[str, Any], tar: Path) -> TarIndex:
         arrays["labels_from"].tobytes().decode(),
         int(arrays["block_size"]) if sums is not None else 0,
         sums,
+        int(arrays["tar_size"]),
     )
 
 
@@ -124,6 +126,15 @@ def load_index(place: Path, tar: Path) -> TarIndex:
     """The index at a place; one that is damaged or belongs to another tar is refused."""
     arrays = _read(place)
     _check_belongs(arrays, place, tar)
+    return _make_checked(arrays, place, tar)
+
+
+def load_index_alone(place: Path) -> TarIndex:
+    """The index at a place, for its layout alone: its tar need not be there."""
+    return _make_checked(_read(place), place, place.with_suffix(""))
+
+
+def _make_checked(arrays: dict[str, Any], place: Path, tar: Path) -> TarIndex:
     contradiction = _find_contradiction(arrays)
     if contradiction:
         raise DataError(f"{place} contradicts itself: {contradiction}; {_AGAIN.format(tar)}")

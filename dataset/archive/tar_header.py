@@ -78,7 +78,7 @@ def read_entry(pread: Pread, position: int, end: int, what: str) -> Entry | None
         kind = header[156:157]
         data = position + BLOCK
         if kind in (b"L", b"K", b"x", b"g"):
-            length = _parse_number(header[124:136], position, what)
+            length = parse_number(header[124:136], position, what)
             if data + length - first > _MAX_EXTENSION:
                 raise DataError(
                     f"{what}: name records of {data + length - first} bytes at byte {first}, "
@@ -95,8 +95,8 @@ def read_entry(pread: Pread, position: int, end: int, what: str) -> Entry | None
                 raise DataError(f"{what}: a global pax header at byte {position} sets path or size")
             position = data + round_up(length)
             continue
-        stored_size = _parse_number(header[124:136], position, what)
-        name = _stored_name(header) if name is None else name
+        stored_size = parse_number(header[124:136], position, what)
+        name = stored_name(header) if name is None else name
         return _finish_entry(kind, name, stored_size if size is None else size, data, end, what)
 
 
@@ -180,7 +180,7 @@ def _pax_size(
     return int(value)
 
 
-def _parse_number(field: bytes, position: int, what: str) -> int:
+def parse_number(field: bytes, position: int, what: str) -> int:
     """A header's number: octal digits, or base 256 when the first bit is set."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
@@ -190,7 +190,8 @@ def _parse_number(field: bytes, position: int, what: str) -> int:
     return int(text or b"0", 8)
 
 
-def _stored_name(header: bytes) -> bytes:
+def stored_name(header: bytes) -> bytes:
+    """The path in a header itself; of a long one, a record before the header has it."""
     name = header[:100].split(b"\0", 1)[0]
     if header[257:263] == b"ustar\0":  # GNU's magic ends in a space, and has no prefix
         prefix = header[345:500].split(b"\0", 1)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,29 @@ def test_other_recipe_data_code_and_precision_are_flagged() -> None:
     assert "data f2 (baseline f1)" in flags
     assert "torch 2.14.0 (baseline 2.15.0)" in flags
     assert study.points[0].flags == ()
+
+
+def test_rows_that_differ_in_their_order_are_flagged() -> None:
+    """A record from before there was --order is uniform; the window grows with the batch."""
+    data = {"path": "data", "fingerprint": "f1", "num_train": 1000, "num_classes": 10}
+
+    def record(num: int, order: str, units: str | None = None) -> dict[str, Any]:
+        cuts = {"units": units, "window": 512 * num} if units else {}
+        return run_record(str(num), num, config={"order": order}, dataset=data | cuts)
+
+    (study,) = studies_of(run_record("old", 1), record(2, "uniform"), record(4, "streamed", "a"))
+    assert [point.flags for point in study.points] == [
+        (),
+        (),
+        ("order streamed (baseline uniform)",),
+    ]
+    one, two, four = (
+        record(1, "streamed", "a"),
+        record(2, "streamed", "a"),
+        record(4, "streamed", "b"),
+    )
+    (study,) = studies_of(one, two, four)
+    assert [point.flags for point in study.points] == [(), (), ("units b (baseline a)",)]
 
 
 def test_an_lr_scaled_with_the_batch_in_every_row_is_one_recipe() -> None:

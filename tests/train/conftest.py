@@ -14,6 +14,7 @@ from torch.utils.data import _utils
 
 from dataset.fake.make import make_fake_imagenet
 from tests.train import started_ranks as ranks
+from tests.train.hooks import SMALL_UNITS
 
 CLASSES, TRAIN_PER_CLASS, VAL_PER_CLASS = 7, 6, 5  # 42 and 35: no multiples of 2 x 4, 2, 3 or 4
 
@@ -50,6 +51,13 @@ def images(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     unpack_train(tars, folder / "train")
     unpack_val(tars, folder / "val")
     return folder
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units so small that the small set has many; hooks.use_small_units does it in a rank."""
+    for name, value in SMALL_UNITS.items():
+        monkeypatch.setattr(name, value)
 
 
 @pytest.fixture(autouse=True)

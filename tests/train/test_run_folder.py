@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def test_the_newest_unfinished_run_of_the_command_is_found_among_others() -> Non
     make_run("damaged", None, cfg)
     (RUNS / "cpu" / "loop").symlink_to("loop")
     assert find_last(cfg) == newest
+
+
+def test_a_record_from_before_there_was_an_order_is_found() -> None:
+    cfg = parse_config(["data"])
+    folder = make_run("a", 1.0, cfg)
+    record = json.loads((folder / RUN_FILE).read_text())
+    del record["flags"]["order"]
+    write_json(folder / RUN_FILE, record)
+    assert find_last(cfg) == folder
+    assert find_last(parse_config(["data", "--order", "streamed"])) is None
 
 
 @pytest.mark.parametrize("argv", [["d\udcff"], ["data", "--weights", "w\udcff.pt"]])

@@ -62,14 +62,17 @@ def refuse_changes(
     """Raises for a checkpoint of another run, unless --force is given."""
     automatic = {"precision": cfg.precision, "decoder": cfg.decoder}
     chosen_here = {name for name, wanted in automatic.items() if wanted == "auto"}
-    old, new = state["identity"], identity
+    old, new = {"order": "uniform"} | state["identity"], identity  # before --order, all were
     moved = checkpoint.describe_changes(*({k: d.get(k) for k in chosen_here} for d in (old, new)))
     if moved:  # a grid gives the next attempt another kind of machine
         log.warning("this machine differs from the one before (%s); continuing", moved)
     kept = [{k: v for k, v in d.items() if k not in chosen_here} for d in (old, new)]
     changes = checkpoint.describe_changes(*kept)
     if changes and not cfg.force:
+        hint = ""
+        if old.get("units") and new.get("units") and old["units"] != new["units"]:
+            hint = " (units are cut along the tar's index: --index-dir names the folder of another)"
         raise UserError(
-            f"the run in {output} had other settings ({changes}); use those, a new --output, "
+            f"the run in {output} had other settings ({changes}); use those{hint}, a new --output, "
             "or --force to continue anyway"
         )

@@ -16,11 +16,11 @@ import torch
 from dataset.errors import CommandError, DataError
 from train.data.decode import UNIFORMS_PER_SAMPLE, Decoder, Uniforms
 from train.data.readers import Pace, Reads
+from train.data.sample_order import SampleOrder
 from train.data.sampler import (
     MAX_VAL_BATCH,
     BatchPlan,
     Int64s,
-    epoch_order,
     sample_uniforms,
     split_validation,
 )
@@ -114,10 +114,12 @@ class Images:
         *,
         tolerate_bad: bool = False,
         pin_memory: bool = False,
+        order: SampleOrder | None = None,
     ) -> None:
         self.train, self.val, self.plan = train, val, plan
         self.image_size, self.seed, self.decoder = image_size, seed, decoder
         self.tolerate_bad, self.pin_memory = tolerate_bad, pin_memory
+        self.order = order or SampleOrder()
         self.val_batches: list[Int64s] = []
         if val is not None:
             batch = min(plan.microbatch, MAX_VAL_BATCH)
@@ -138,7 +140,7 @@ class Images:
         self.pace = None
 
     def _make_order(self, epoch: int) -> Int64s:
-        return epoch_order(self.seed, epoch, len(self.train))
+        return self.order.permute(self.seed, epoch, len(self.train))
 
     def warm_up(self, epoch: int) -> None:
         """Computes an epoch's order ahead: 1.28 million keys take a tenth of a second to sort."""
@@ -207,10 +209,9 @@ class Images:
         return self.pace.decoding() if self.pace else nullcontext()
 
     def _fill_train(self, draft: Draft, slot: int) -> None:
-        """The wanted sample, or the next that can be decoded."""
+        """The wanted sample, or the first of its substitutes that can be decoded."""
         assert draft.uniforms is not None
-        index = int(draft.indices[slot])
-        for _ in range(len(self.train)):
+        for index in self.order.candidates(int(draft.indices[slot]), len(self.train)):
             where, data = self.train.where(index), self._read(self.train, False, index)
             try:
                 with self._decoding():
@@ -220,7 +221,6 @@ class Images:
             except DataError as error:
                 self._refuse(error)
                 draft.skipped.append((slot, where))
-                index = (index + 1) % len(self.train)
         raise DataError("no training image can be decoded; is the data damaged?")
 
     def _fill_val(self, draft: Draft, slot: int) -> None:

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dataset.archive.class_folders import list_classes, list_images, refuse_empty
+from dataset.archive.header_check import HeaderCheck
 from dataset.archive.index_file import TarIndex
+from dataset.archive.tar_header import BLOCK
 from dataset.errors import CommandError, DataError, PassingError, UserError, describe_os_error
 
 log = logging.getLogger("trainyard")
@@ -92,10 +94,14 @@ class FolderSource:
 
 
 class TarSource:
-    """The images of an indexed tar, read in place: positioned reads, safe over fork and spawn."""
+    """The images of an indexed tar, read in place: positioned reads, safe over fork and spawn.
+
+    Each image is read together with its header, which must say what the index says.
+    """
 
     def __init__(self, index: TarIndex) -> None:
         self.index = index
+        self._headers = HeaderCheck(index)
         self._first_seen = _identify(index.tar)
         self.classes = index.classes
         self.labels = index.label.astype(np.int64)
@@ -116,10 +122,7 @@ class TarSource:
         return f"{self.name(index)} in {self.index.tar}"
 
     def raw_names(self, start: int, end: int) -> list[bytes]:
-        labels = self.index.label[start:end].tolist()
-        folders = {label: os.fsencode(self.classes[label]) + b"/" for label in set(labels)}
-        files = _cut(self.index.names, self.index.name_offset[start : end + 1])
-        return [folders[label] + file for label, file in zip(labels, files, strict=True)]
+        return list_names(self.index, start, end)
 
     def read(self, index: int) -> bytes:
         offset, size = int(self.index.offset[index]), int(self.index.size[index])
@@ -127,9 +130,23 @@ class TarSource:
         try:
             if self._fd is None:  # a forked worker may share it: pread has no cursor
                 self._fd = os.open(self.index.tar, os.O_RDONLY | os.O_NONBLOCK)
-            return _read_whole(self._fd, size, offset, where)
+            ahead = min(BLOCK, offset)
+            data = _read_whole(self._fd, size, offset, where, ahead)
+            self._check_header(index, data[:ahead])
+            return data[ahead:]
         except OSError as error:
             raise explain_failed_read(error, where) from None
+
+    def _check_header(self, index: int, header: bytes) -> None:
+        try:
+            self._headers.check(index, header, self._pread)
+        except DataError:
+            self.check_unchanged()  # if it was overwritten, that is the better message
+            raise
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        assert self._fd is not None
+        return os.pread(self._fd, size, offset)
 
     def check_unchanged(self) -> None:
         """Raises if the tar was overwritten or replaced since this process opened it.
@@ -160,12 +177,15 @@ def _identify(path: Path) -> _FileIdentity:
     return _FileIdentity(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def _read_whole(fd: int, size: int, offset: int, name: str) -> bytes:
-    data = os.pread(fd, size, offset)
-    while len(data) < size:  # a network filesystem may return less than was asked for
-        more = os.pread(fd, size - len(data), offset + len(data))
+def _read_whole(fd: int, size: int, offset: int, name: str, ahead: int = 0) -> bytes:
+    """The bytes of an image, with so many ahead of it."""
+    total, begin = ahead + size, offset - ahead
+    data = os.pread(fd, total, begin)
+    while len(data) < total:  # a network filesystem may return less than was asked for
+        more = os.pread(fd, total - len(data), begin + len(data))
         if not more:
-            raise DataError(f"{name}: the file ends after {len(data)} of {size} bytes")
+            num_read = max(0, len(data) - ahead)
+            raise DataError(f"{name}: the file ends after {num_read} of {size} bytes")
         data += more
     return data
 
@@ -176,6 +196,14 @@ def explain_failed_read(error: OSError, where: str) -> CommandError:
     if lasting and error.errno != errno.EIO:  # of a network disk it says no more than a time-out
         return UserError(lasting)
     return PassingError(f"cannot read {where}: {error.strerror}; run the same command again")
+
+
+def list_names(index: TarIndex, start: int, end: int) -> list[bytes]:
+    """CLASS/FILE of some images of a tar, as in the folder that would be extracted from it."""
+    labels = index.label[start:end].tolist()
+    folders = {label: os.fsencode(index.classes[label]) + b"/" for label in set(labels)}
+    files = _cut(index.names, index.name_offset[start : end + 1])
+    return [folders[label] + file for label, file in zip(labels, files, strict=True)]
 
 
 def _cut(blob: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> list[bytes]:

@@ -158,6 +158,7 @@ def describe_run(setup: Setup) -> dict[str, Any]:
         "workers": setup.num_workers,
         "threads": torch.get_num_threads(),
         "decoder": setup.decoder.name,
+        "order": setup.order.name,
     }
     return {
         "run_id": setup.output.name,
@@ -177,6 +178,7 @@ def describe_run(setup: Setup) -> dict[str, Any]:
             "num_val": setup.num_val,
             "num_classes": setup.num_classes,
             "classes": CLASSES_FILE if data else None,  # their names, beside this record
+            **{k: v for k, v in setup.order.identity.items() if k != "order"},  # units, window
             **({"note": NO_VALIDATION} if data and not setup.num_val else {}),
         },
         "communication_method": COMMUNICATION_METHOD,

@@ -16,9 +16,10 @@ import pytest
 from dataset.errors import CRASH, DONE
 from tests.train import hooks
 from tests.train import started_ranks as ranks
+from tests.train.data.small_batches import open_streamed
 from tests.train.outcomes import final_state, find_differences, strip_times
 from train.checkpoints.checkpoint import list_checkpoints, load_checkpoint
-from train.data.sampler import epoch_order
+from train.data.sample_order import STREAMED, SampleOrder
 from train.records.record import read_epochs, read_run
 
 NUM_TRAIN, BATCH, STEPS = 42, 8, 5
@@ -29,11 +30,18 @@ MAX_ATTEMPTS_PER_KILL = 3  # a kill may come before the attempt has begun
 class Chaos:
     """Starts a run again and again and kills it at random moments, until so many kills are done."""
 
-    def __init__(self, data: Path, folder: Path, seed: int, epochs: int) -> None:
+    def __init__(
+        self, data: Path, folder: Path, seed: int, epochs: int, order: SampleOrder
+    ) -> None:
         self.random = random.Random(seed)
         self.out, self.trace, self.folder = folder / "out", folder / "trace", folder
         self.argv = [str(data), "--epochs", str(epochs), "--microbatch", "4", "--ema", "0.9"]
         self.argv += ["-a", ranks.REAL_ARCH]  # steps that last long enough to be met by a kill
+        self.order = order
+        self.hooks: list[Callable[[], None]] = [partial(hooks.trace_samples, self.trace)]
+        if order.name == STREAMED:
+            self.argv += ["--order", STREAMED]
+            self.hooks.append(hooks.use_small_units)
         self.often = ["--output", str(self.out), "--checkpoint-minutes", "1e-9"]
         self.starts: list[int] = []  # the first step of each attempt
         self.num_kills = self.num_in_writes = 0
@@ -41,7 +49,7 @@ class Chaos:
     def start(self) -> ranks.Job:
         world = self.random.choice([1, 2])
         log = self.folder / f"log{len(self.starts)}"
-        hook = partial(hooks.trace_samples, self.trace)
+        hook = partial(hooks.all_of, *self.hooks)
         self.trace.touch()
         self.starts.append(len(self.trace.read_text().splitlines()))
         return ranks.start([*self.argv, *self.often], log, world, hook=hook)
@@ -102,8 +110,10 @@ class Chaos:
         return trained
 
 
-def run_chaos(data: Path, folder: Path, num_kills: int, seed: int) -> None:
-    chaos = Chaos(data, folder, seed, epochs=EPOCHS)
+def run_chaos(
+    data: Path, folder: Path, num_kills: int, seed: int, order: SampleOrder | None = None
+) -> None:
+    chaos = Chaos(data, folder, seed, EPOCHS, order or SampleOrder())
     finished = 0
     for _ in range(MAX_ATTEMPTS_PER_KILL * num_kills):
         if chaos.num_kills >= num_kills:
@@ -121,7 +131,7 @@ def run_chaos(data: Path, folder: Path, num_kills: int, seed: int) -> None:
 
 def begin_anew(old: Chaos, data: Path, folder: Path) -> Chaos:
     folder.mkdir()
-    chaos = Chaos(data, folder, old.random.randrange(10**9), epochs=EPOCHS)
+    chaos = Chaos(data, folder, old.random.randrange(10**9), EPOCHS, old.order)
     chaos.num_kills, chaos.num_in_writes = old.num_kills, old.num_in_writes
     return chaos
 
@@ -135,13 +145,14 @@ def check_end(chaos: Chaos, data: Path, folder: Path) -> None:
         steps = [trained[step] for step in range(epoch * STEPS, (epoch + 1) * STEPS)]
         seen = [i for parts in steps for part in sorted(parts) for i in parts[part]]
         assert len(set(seen)) == len(seen) == STEPS * BATCH  # at most once
-        assert seen == epoch_order(0, epoch, NUM_TRAIN)[: STEPS * BATCH].tolist()
+        assert seen == chaos.order.permute(0, epoch, NUM_TRAIN)[: STEPS * BATCH].tolist()
     assert [line["epoch"] for line in read_epochs(chaos.out)] == list(range(EPOCHS))
     run = read_run(chaos.out)
     assert (run["status"], run["images_trained"]) == ("done", EPOCHS * STEPS * BATCH)
     assert {a["reason"] for a in run["attempts"][:-1]} <= {"killed"} | lost_ranks()
     plain = folder / "plain"
-    ranks.run([*chaos.argv, "--output", str(plain)], folder / "log").expect(DONE)
+    hook = partial(hooks.all_of, *chaos.hooks[1:])
+    ranks.run([*chaos.argv, "--output", str(plain)], folder / "log", hook=hook).expect(DONE)
     # Two gradients have one sum, so that one rank and two agree to the bit; the sums of losses
     # over an epoch are taken in another order.
     differences = find_differences(final_state(chaos.out), final_state(plain))
@@ -159,6 +170,13 @@ def lost_ranks() -> set[str]:
 
 def test_five_random_kills(images: Path, tmp_path: Path) -> None:
     run_chaos(images, tmp_path, num_kills=5, seed=20240229)
+
+
+@pytest.mark.usefixtures("small_units")
+def test_four_random_kills_in_the_streamed_order(tars: Path, tmp_path: Path) -> None:
+    order = open_streamed(tars)
+    assert order.window < NUM_TRAIN
+    run_chaos(tars, tmp_path, num_kills=4, seed=19, order=order)
 
 
 @pytest.mark.soak

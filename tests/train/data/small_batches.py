@@ -11,8 +11,10 @@ from pathlib import Path
 from train.data.batches import Batch, BatchOrder, Images, Item
 from train.data.decode import choose_decoder
 from train.data.loader import load_batches
+from train.data.sample_order import SampleOrder, order_along
 from train.data.sampler import BatchPlan
 from train.data.splits import open_dataset
+from train.data.tar_layout import find_layout
 
 SIZE, BATCH, MICROBATCH, SEED = 32, 8, 2, 3
 NUM_TRAIN, NUM_VAL = 42, 35
@@ -25,12 +27,19 @@ def open_images(
     world: int = 1,
     decoder: str = "pil",
     tolerate_bad: bool = False,
+    order: SampleOrder | None = None,
 ) -> Images:
     dataset = open_dataset(data, None)
     plan = BatchPlan(len(dataset.train), BATCH, MICROBATCH, rank, world)
     chosen = choose_decoder(decoder)
     train, val = dataset.train, dataset.val
-    return Images(train, val, plan, SIZE, SEED, chosen, tolerate_bad=tolerate_bad)
+    return Images(train, val, plan, SIZE, SEED, chosen, tolerate_bad=tolerate_bad, order=order)
+
+
+def open_streamed(data: Path, index_dir: Path | None = None) -> SampleOrder:
+    """The streamed order of a data set for batches of 8."""
+    layout, units = find_layout(open_dataset(data, index_dir), index_dir)
+    return order_along(layout, units, BATCH, None)
 
 
 def items_of(images: Images, start: int = 0, total: int = 7) -> list[Item]:

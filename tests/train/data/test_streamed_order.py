@@ -192,6 +192,17 @@ def test_imagenet_has_no_unit_of_two_classes() -> None:
     assert len(units) == 70_268
 
 
+def test_the_first_tenth_of_an_epoch_needs_a_ninth_of_imagenet() -> None:
+    """The two numbers of docs/training.md."""
+    stand = stand_for("imagenet")
+    streamed = order_for("imagenet", choose_window(stand.layout, 256))
+    shares = []
+    for order in (streamed, epoch_order(0, 0, len(stand))):
+        needed = np.unique(stand.layout.unit[order[: len(order) // 10]])
+        shares.append(stand.units.num_bytes[needed].sum() / stand.units.num_bytes.sum())
+    assert [round(100 * share) for share in shares] == [11, 83]
+
+
 def test_a_uniform_order_measures_as_one() -> None:
     """The measure itself: a batch of 256 has 226 classes, and all of the data is live."""
     stand = stand_for("random order")
