@@ -50,7 +50,7 @@ class IndexFlags:
         "the built-in labels of the real set",
         metavar="FILE",
     )
-    checksums: bool = flag(False, "also store a crc32c of every 4 MiB block")
+    checksums: bool = flag(False, "also store a checksum of every MiB")
     verify: bool = flag(False, "compare the tar with the checksums of its index")
     index_dir: Path | None = flag(None, "folder for the indexes; default: the tar's", metavar="DIR")
     record: Path | None = flag(None, "folder for stages.jsonl; default: the index's", metavar="DIR")

@@ -62,7 +62,8 @@ def find_current(
     index = load_index(place, tar)
     wanted = labels_digest(tar, labels)
     has_labels = not index.labels_from or not wanted or index.labels_from == wanted
-    return index if has_labels and (index.block_crc32c is not None or not checksums) else None
+    has_sums = index.sums is not None and index.sums.can_check
+    return index if has_labels and (has_sums or not checksums) else None
 
 
 def find_index(tar: Path, index_dir: Path | None = None) -> Path | None:
@@ -162,7 +163,7 @@ def _write(arrays: dict[str, Any], tar: Path, index_dir: Path | None) -> Path:
 
 def verify_tar(index: TarIndex, progress: CountBytes = lambda num_bytes: None) -> None:
     """Raises DataError with the byte ranges of the tar that differ from the index's sums."""
-    if index.block_crc32c is None:
+    if index.sums is None:
         raise UserError(
             f"the index of {index.tar} has no checksums; write them when the tar is known to be "
             f"good: python scripts/index_tar.py --checksums {index.tar}"
@@ -170,7 +171,7 @@ def verify_tar(index: TarIndex, progress: CountBytes = lambda num_bytes: None) -
     fd = os.open(index.tar, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
-        bad = list(find_bad_ranges(fd, size, index.block_crc32c, progress))
+        bad = list(find_bad_ranges(fd, size, index.sums, progress))
     finally:
         os.close(fd)
     if bad:

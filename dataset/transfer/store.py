@@ -229,7 +229,7 @@ class ChunkStore:
             members = self.checks.chunks_of(block, self.blocks.num_chunks)
             if any(self.blocks.state[chunk] != ARRIVED for chunk in members):
                 continue
-            if self.sums.of_chunks("crc32c", members) == self.checks.crc32c[block]:
+            if self.sums.of_chunks(self.checks.kind, members) == self.checks.values[block]:
                 for chunk in members:
                     self.blocks.mark_done(chunk)
             else:
