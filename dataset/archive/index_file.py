@@ -137,6 +137,16 @@ def load_index(place: Path, tar: Path) -> TarIndex:
     return make_index(arrays, tar)
 
 
+def load_by_size(place: Path, tar: Path, tar_size: int) -> TarIndex | None:
+    """The index at a place, for a tar that is not here; None when it is none of that size."""
+    try:
+        arrays = _read(place)
+    except (DataError, FileNotFoundError):
+        return None
+    is_of_it = int(arrays["tar_size"]) == tar_size and not _find_contradiction(arrays)
+    return make_index(arrays, tar) if is_of_it else None
+
+
 def _find_contradiction(arrays: dict[str, Any]) -> str:
     """What cannot be true of any tar, or an empty string; later code relies on this check."""
     tar_size, offset, size = int(arrays["tar_size"]), arrays["offset"], arrays["size"]

@@ -132,10 +132,7 @@ class ChunkStore:
             self.blocks.state[chunk] = WRITING
             self.num_writing += 1
         try:
-            with self._disk():
-                write_at(self.fd, view, chunk * CHUNK)
-                number = self._number(server)
-                self.journal.add_chunk(chunk, number, values)
+            number = self._place(chunk, server, view, values)
         except BaseException:
             with self._lock:
                 self.blocks.state[chunk] = MISSING
@@ -153,6 +150,14 @@ class ChunkStore:
             self.blocks.state[chunk] = ARRIVED
             self._check(range(chunk, chunk + 1))
         return True
+
+    def _place(self, chunk: int, server: Server, view: memoryview, values: Sequence[int]) -> int:
+        """Puts a chunk into the file and then into the journal; returns its server's number."""
+        with self._disk():
+            write_at(self.fd, view, chunk * CHUNK)
+            number = self._number(server)
+            self.journal.add_chunk(chunk, number, values)
+        return number
 
     def replace(self, chunk: int, server: Server, view: memoryview, values: Sequence[int]) -> None:
         """Replaces the bytes of a chunk that turned out wrong."""
