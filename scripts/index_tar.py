@@ -43,7 +43,7 @@ cache folder. `python -m train data` makes it on first use, too. Without --check
 headers of a tar are read. With it, a published ILSVRC2012 archive must have its published MD5.
 
 The index of a URL is written to --index-dir, or to the current folder. All bytes pass once, and
-none are kept: it takes 0.5 GB of memory and 0.1 GB of disk, and a published archive must have its
+none are kept: it takes 0.5 GB of memory and 0.2 GB of disk, and a published archive must have its
 MD5. Run the same command again to continue after a kill. docs/formats.md has the details.
 """
 

@@ -87,6 +87,7 @@ class StreamWalk:
         self._tar_end = 0  # of the class tar that the position is in; 0 outside of one
         self._outer, self._inner = Files(), Files()
         self._first_rows: list[int] = []  # of each class tar among the inner files
+        self._classes: set[bytes] = set()  # those that have a class tar
         self._header = b""  # read last
 
     def run(self, pread: Pread, on_entry: Callable[[], None]) -> None:
@@ -119,8 +120,10 @@ class StreamWalk:
         if self._shape == _UNKNOWN and (is_tar or not is_hidden(entry.name)):
             self._shape = _CLASS_TARS if is_tar else _TREE
         if self._shape == _CLASS_TARS:
-            check_outer_names([entry.name], self._path)
+            is_twice = is_tar and class_of_tar(entry.name) in self._classes
+            check_outer_names(self._outer.names if is_twice else [entry.name], self._path)
             if is_tar:
+                self._classes.add(class_of_tar(entry.name))
                 self._first_rows.append(len(self._inner))
                 self.position, self._tar_end = entry.offset, entry.offset + entry.size
 
@@ -180,3 +183,4 @@ class StreamWalk:
         fields = Files().pack()
         self._outer = Files.unpack({field: arrays[f"outer_{field}"] for field in fields})
         self._inner = Files.unpack({field: arrays[f"inner_{field}"] for field in fields})
+        self._classes = {class_of_tar(name) for name in self._outer.names if is_class_tar(name)}

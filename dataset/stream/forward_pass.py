@@ -113,7 +113,7 @@ class ForwardPass:
         with self._lookup.lock:
             servers = self._lookup.servers
             for server in servers.usable:
-                if not server.has_ranges:
+                if not server.has_ranges and self._size:  # nothing has no parts
                     server.refuse(Fault.NO_RANGES)
             refused = [s for s in servers.all if s.refused and s.refused.fault is Fault.NO_RANGES]
             if refused and not servers.usable:

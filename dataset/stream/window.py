@@ -18,7 +18,7 @@ from dataset.transfer.blocks import BLOCK_CHUNKS, BlockMap, Lease
 from dataset.transfer.journal import CHUNK, Arrivals, Journal, chunk_length
 from dataset.transfer.store import ChunkStore
 
-WINDOW_CHUNKS = 192  # MiB: with 1.3 million names beside it less than 500 MB
+WINDOW_CHUNKS = 128  # MiB: with 1.3 million names beside it, less than 500 MB in all
 POLL_S = 0.05
 
 
@@ -44,8 +44,9 @@ class WindowMap(BlockMap):
         return (lease for lease in super().iter_waiting() if lease.first < self.limit)
 
     def take(self, max_chunks: int, found: Lease | None = None) -> Lease:
-        first = found.first if found is not None else self.num_freed
-        return super().take(min(max_chunks, self.limit - first), found)
+        found = found or self.peek()
+        assert found is not None
+        return super().take(min(max_chunks, self.limit - found.first), found)
 
     def block_chunks(self, rate: float, connections: int) -> int:
         """As for a whole object, but so that the window has work for every connection."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def make_index(folder: Path, content: bytes, kind: str = "crc32c") -> Path:
     """As much of a TAR.index as the fetch reads; crc32c is what earlier versions wrote."""
     block = 4 * CHUNK if kind == "crc32c" else CHUNK
     sums = [compute(kind, content[n : n + block]) for n in range(0, len(content), block)]
-    arrays = {f"block_{kind}": np.array(sums, np.uint32)}
+    arrays: dict[str, Any] = {f"block_{kind}": np.array(sums, np.uint32)}
     with open(folder / "object.bin.index", "wb") as file:
         np.savez(
             file,
