@@ -101,8 +101,8 @@ class ForwardPass:
         finally:
             self._end_reading()
             self._store.close()
+        self._save()  # a digest that is long in coming, or labels that are missing, cost no pass
         self._digest = asker.wait() if asker is not None else None
-        self._save()  # labels that are missing cost no second pass
 
     def _end_reading(self) -> None:
         self._reader.stop()
