@@ -18,5 +18,6 @@ federation/     who has the object: a federation is asked until it is clear or t
 transfer/       the bytes of one object: many connections, several servers, one file
 fetch/          the story of a fetch: from URLs to verified files with their final names
 archive/        archives and folders of images: walked, indexed, extracted
+stream/         what needs both the network and the archive: read while it arrives
 fake/           a fake ImageNet for tests and demos: the same bytes for the same seed
 """

@@ -7,8 +7,9 @@ labels         the classes of validation images
 tar_header     one entry of a tar, read with care
 tar_walk       all headers of a tar, from one place or from many
 tar_images     the images of a tar, whatever its shape
+stream_walk    the same of a tar that is read once, from front to back
 zip_directory  the files of a zip, and their bytes
-block_sums     crc32c of 4 MiB blocks, ahead of a reader
+block_sums     sums of 1 MiB blocks, ahead of a reader
 index_file     TAR.index, the file
 index          the index of a tar: found, built, checked
 units          a tar cut into runs of neighbouring images

@@ -1,4 +1,4 @@
-"""crc32c sums of a file's 4 MiB blocks: computed just ahead of a reader, and checked."""
+"""Sums of a file's blocks, of 1 MiB today: computed just ahead of a reader, and checked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
@@ -15,10 +16,30 @@ import numpy.typing as npt
 from dataset import checksum
 from dataset.errors import UserError
 
-BLOCK_SIZE = 4 << 20
-_AHEAD = 8  # blocks in flight: 32 MiB, whatever the size of the file
+# zlib has crc32 (2 GB/s), so every slot of a grid can check it; a block is a chunk of the fetch.
+KIND = "crc32"
+BLOCK_SIZES = {"crc32": 1 << 20, "crc32c": 4 << 20}  # the second in indexes of earlier versions
+BLOCK_SIZE = BLOCK_SIZES[KIND]
+_AHEAD_BYTES = 32 << 20  # in flight, whatever the size of the file
 
 CountBytes = Callable[[int], object]  # called with the number of bytes just done
+
+
+@dataclass(frozen=True)
+class BlockSums:
+    """The sums of all blocks of a file."""
+
+    kind: str
+    values: npt.NDArray[np.uint32]
+
+    @property
+    def block_size(self) -> int:
+        return BLOCK_SIZES[self.kind]
+
+    @property
+    def can_check(self) -> bool:
+        """Whether they can be compared with the file here: crc32c needs its package."""
+        return checksum.can_compute(self.kind)
 
 
 class Hasher(Protocol):
@@ -40,9 +61,14 @@ class BlockSummer:
         progress: CountBytes,
         hasher: Hasher | None = None,
         threads: int = 2,
+        kind: str = KIND,
     ) -> None:
-        if not checksum.HAS_CRC32C:
-            raise UserError("block checksums need the crc32c package; run: pip install crc32c")
+        if not checksum.can_compute(kind):
+            raise UserError(
+                f"the index has {kind} checksums, which need a package; run: pip install {kind}"
+            )
+        self._kind, self._block_size = kind, BLOCK_SIZES[kind]
+        self._ahead = _AHEAD_BYTES // self._block_size
         self._fd, self._size, self._progress, self._hasher = fd, size, progress, hasher
         self._pool = ThreadPoolExecutor(threads)
         self._pending: deque[Future[tuple[int, bytes]]] = deque()
@@ -65,34 +91,36 @@ class BlockSummer:
         self._advance(min(offset + length, self._size))
         return os.pread(self._fd, length, offset)
 
-    def finish(self) -> npt.NDArray[np.uint32]:
+    def finish(self) -> BlockSums:
         """The sums of all blocks."""
         self._advance(self._size)
-        return np.array(self._sums, np.uint32)
+        return BlockSums(self._kind, np.array(self._sums, np.uint32))
 
     def _advance(self, position: int) -> None:
-        while len(self._sums) * BLOCK_SIZE < position:
-            while len(self._pending) < _AHEAD and self._submitted * BLOCK_SIZE < self._size:
+        block_size = self._block_size
+        while len(self._sums) * block_size < position:
+            while len(self._pending) < self._ahead and self._submitted * block_size < self._size:
                 self._pending.append(self._pool.submit(self._sum, self._submitted))
                 self._submitted += 1
             value, data = self._pending.popleft().result()
             self._sums.append(value)
             if self._hasher is not None:
                 self._hasher.update(data)
-            done = len(self._sums) * BLOCK_SIZE
-            self._progress(BLOCK_SIZE - max(0, done - self._size))
+            done = len(self._sums) * block_size
+            self._progress(block_size - max(0, done - self._size))
 
     def _sum(self, block: int) -> tuple[int, bytes]:
-        data = os.pread(self._fd, BLOCK_SIZE, block * BLOCK_SIZE)
-        return checksum.compute("crc32c", data), data
+        data = os.pread(self._fd, self._block_size, block * self._block_size)
+        return checksum.compute(self._kind, data), data
 
 
 def find_bad_ranges(
-    fd: int, size: int, expected: npt.NDArray[np.uint32], progress: CountBytes
+    fd: int, size: int, expected: BlockSums, progress: CountBytes
 ) -> Iterator[tuple[int, int]]:
     """Byte ranges [start, end) whose blocks differ from their sums, neighbours joined."""
-    with BlockSummer(fd, size, progress) as summer:
-        differs = np.flatnonzero(summer.finish() != expected)
+    block_size = expected.block_size
+    with BlockSummer(fd, size, progress, kind=expected.kind) as summer:
+        differs = np.flatnonzero(summer.finish().values != expected.values)
     for run in np.split(differs, np.flatnonzero(np.diff(differs) > 1) + 1):
         if len(run):
-            yield int(run[0]) * BLOCK_SIZE, min(size, int(run[-1] + 1) * BLOCK_SIZE)
+            yield int(run[0]) * block_size, min(size, int(run[-1] + 1) * block_size)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dataset.archive.block_sums import BlockSummer, CountBytes, find_bad_ranges
+from dataset.archive.block_sums import BlockSummer, BlockSums, CountBytes, find_bad_ranges
 from dataset.archive.index_file import (
     TarIndex,
     belongs,
@@ -22,7 +22,7 @@ from dataset.archive.index_file import (
     write_whole,
 )
 from dataset.archive.labels import find_labels, label_val
-from dataset.archive.listing import Split
+from dataset.archive.listing import Listing, Split
 from dataset.archive.tar_header import BLOCK
 from dataset.archive.tar_images import detect_kind, list_tar
 from dataset.errors import DataError, UserError
@@ -60,9 +60,15 @@ def find_current(
     if place is None:
         return None
     index = load_index(place, tar)
-    wanted = labels_digest(tar, labels)
+    return index if suffices(index, labels, checksums) else None
+
+
+def suffices(index: TarIndex, labels: Path | None, checksums: bool) -> bool:
+    """Whether an index has what is asked for."""
+    wanted = labels_digest(index.tar, labels)
     has_labels = not index.labels_from or not wanted or index.labels_from == wanted
-    return index if has_labels and (index.block_crc32c is not None or not checksums) else None
+    has_sums = index.sums is not None and index.sums.can_check
+    return has_labels and (has_sums or not checksums)
 
 
 def find_index(tar: Path, index_dir: Path | None = None) -> Path | None:
@@ -108,12 +114,7 @@ def build_index(
     progress: CountBytes = lambda num_bytes: None,
 ) -> tuple[TarIndex, Path]:
     """The index of a tar and where it was written."""
-    kind = detect_kind(tar)
-    if kind != "tar":
-        raise UserError(
-            f"{tar} is a {kind} file, and an index needs an uncompressed tar; extract it with "
-            "scripts/extract_ILSVRC_mp.py" + ("" if kind == "zip" else " or gunzip it first")
-        )
+    check_kind(detect_kind(tar), tar)
     split = split or guess_split(tar)
     fd = os.open(tar, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -127,13 +128,35 @@ def build_index(
             hasher.check()
         else:
             listing = list_tar(fd, tar, split, label_names)
-        arrays = pack_listing(listing, size, sums, labels_digest(tar, labels) or _BUILTIN)
-        arrays["first_header"] = np.frombuffer(os.pread(fd, BLOCK, 0), np.uint8)
-        arrays["last_header"] = np.frombuffer(os.pread(fd, BLOCK, listing.last_header), np.uint8)
-        arrays["last_header_offset"] = np.int64(listing.last_header)
+        headers = os.pread(fd, BLOCK, 0), os.pread(fd, BLOCK, listing.last_header)
+        arrays = pack_index(listing, size, sums, name_labels(tar, labels), headers)
     finally:
         os.close(fd)
     return make_index(arrays, tar), _write(arrays, tar, index_dir)
+
+
+def check_kind(kind: str, tar: Path) -> None:
+    """Refuses an archive in which images cannot be read in place."""
+    if kind != "tar":
+        raise UserError(
+            f"{tar} is a {kind} file, and an index needs an uncompressed tar; extract it with "
+            "scripts/extract_ILSVRC_mp.py" + ("" if kind == "zip" else " or gunzip it first")
+        )
+
+
+def pack_index(
+    listing: Listing,
+    size: int,
+    sums: BlockSums | None,
+    labels_from: str,
+    headers: tuple[bytes, bytes],
+) -> dict[str, Any]:
+    """The arrays of the file; `headers` are the first and the last one of the outer tar."""
+    arrays = pack_listing(listing, size, sums, labels_from)
+    arrays["first_header"] = np.frombuffer(headers[0], np.uint8)
+    arrays["last_header"] = np.frombuffer(headers[1], np.uint8)
+    arrays["last_header_offset"] = np.int64(listing.last_header)
+    return arrays
 
 
 def guess_split(tar: Path) -> Split:
@@ -145,6 +168,11 @@ def labels_digest(tar: Path, labels: Path | None) -> str:
     """A hash of the label file that would be used now; empty without one."""
     source = labels or find_labels(tar.parent)
     return hashlib.sha256(source.read_bytes()).hexdigest() if source else ""
+
+
+def name_labels(tar: Path, labels: Path | None) -> str:
+    """What the labels of a flat tar come from, as the index tells it."""
+    return labels_digest(tar, labels) or _BUILTIN
 
 
 def _write(arrays: dict[str, Any], tar: Path, index_dir: Path | None) -> Path:
@@ -162,7 +190,7 @@ def _write(arrays: dict[str, Any], tar: Path, index_dir: Path | None) -> Path:
 
 def verify_tar(index: TarIndex, progress: CountBytes = lambda num_bytes: None) -> None:
     """Raises DataError with the byte ranges of the tar that differ from the index's sums."""
-    if index.block_crc32c is None:
+    if index.sums is None:
         raise UserError(
             f"the index of {index.tar} has no checksums; write them when the tar is known to be "
             f"good: python scripts/index_tar.py --checksums {index.tar}"
@@ -170,7 +198,7 @@ def verify_tar(index: TarIndex, progress: CountBytes = lambda num_bytes: None) -
     fd = os.open(index.tar, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
-        bad = list(find_bad_ranges(fd, size, index.block_crc32c, progress))
+        bad = list(find_bad_ranges(fd, size, index.sums, progress))
     finally:
         os.close(fd)
     if bad:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataset.archive.block_sums import BLOCK_SIZE
+from dataset.archive.block_sums import BLOCK_SIZES, BlockSums
 from dataset.archive.listing import Listing
 from dataset.archive.tar_header import BLOCK
 from dataset.durable import writing_whole
@@ -36,9 +36,10 @@ _FIELDS: dict[str, tuple[type[np.generic], int]] = {
     "last_header": (np.uint8, _LIST),
     "last_header_offset": (np.int64, _NUMBER),
     "block_size": (np.int64, _NUMBER),
-    "block_crc32c": (np.uint32, _LIST),
+    "block_crc32": (np.uint32, _LIST),
+    "block_crc32c": (np.uint32, _LIST),  # in indexes of earlier versions
 }
-_OPTIONAL = {"block_size", "block_crc32c"}
+_OPTIONAL = {"block_size", "block_crc32", "block_crc32c"}
 _AGAIN = "write it again: python scripts/index_tar.py {}"
 
 
@@ -54,8 +55,7 @@ class TarIndex:
     names: npt.NDArray[np.uint8]  # all file names one after the other
     name_offset: npt.NDArray[np.int64]
     labels_from: str  # "" when folders or class tars say the class, else which label file
-    block_size: int = 0
-    block_crc32c: npt.NDArray[np.uint32] | None = None
+    sums: BlockSums | None = None  # of the blocks of the tar
     tar_size: int = 0
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class TarIndex:
 
 
 def pack_listing(
-    listing: Listing, tar_size: int, sums: npt.NDArray[np.uint32] | None, labels_from: str
+    listing: Listing, tar_size: int, sums: BlockSums | None, labels_from: str
 ) -> dict[str, Any]:
     """The arrays of the file, apart from the two headers that tie it to its tar."""
     names, name_offset = _pack(listing.names)
@@ -86,7 +86,7 @@ def pack_listing(
         "labels_from": np.frombuffer(labels_from.encode() if listing.is_flat else b"", np.uint8),
     }
     if sums is not None:
-        arrays |= {"block_size": np.int64(BLOCK_SIZE), "block_crc32c": sums}
+        arrays |= {"block_size": np.int64(sums.block_size), f"block_{sums.kind}": sums.values}
     return arrays
 
 
@@ -100,7 +100,6 @@ def make_index(arrays: dict[str, Any], tar: Path) -> TarIndex:
     """The index that the arrays of a file describe."""
     bounds = arrays["class_offset"].tolist()
     classes = arrays["classes"].tobytes()
-    sums = arrays.get("block_crc32c")
     return TarIndex(
         tar,
         arrays["offset"],
@@ -110,10 +109,18 @@ def make_index(arrays: dict[str, Any], tar: Path) -> TarIndex:
         arrays["names"],
         arrays["name_offset"],
         arrays["labels_from"].tobytes().decode(),
-        int(arrays["block_size"]) if sums is not None else 0,
-        sums,
+        _find_sums(arrays),
         int(arrays["tar_size"]),
     )
+
+
+def _find_sums(arrays: dict[str, Any]) -> BlockSums | None:
+    """The sums of the tar's blocks, if there are any."""
+    for kind in BLOCK_SIZES:
+        values = arrays.get(f"block_{kind}")
+        if values is not None:
+            return BlockSums(kind, values)
+    return None
 
 
 def write_whole(arrays: dict[str, Any], place: Path) -> None:
@@ -141,6 +148,16 @@ def _make_checked(arrays: dict[str, Any], place: Path, tar: Path) -> TarIndex:
     return make_index(arrays, tar)
 
 
+def load_by_size(place: Path, tar: Path, tar_size: int) -> TarIndex | None:
+    """The index at a place, for a tar that is not here; None when it is none of that size."""
+    try:
+        arrays = _read(place)
+    except (DataError, FileNotFoundError):
+        return None
+    is_of_it = int(arrays["tar_size"]) == tar_size and not _find_contradiction(arrays)
+    return make_index(arrays, tar) if is_of_it else None
+
+
 def _find_contradiction(arrays: dict[str, Any]) -> str:
     """What cannot be true of any tar, or an empty string; later code relies on this check."""
     tar_size, offset, size = int(arrays["tar_size"]), arrays["offset"], arrays["size"]
@@ -163,9 +180,10 @@ def _find_contradiction(arrays: dict[str, Any]) -> str:
         arrays["labels_from"].tobytes().decode()
     except UnicodeDecodeError:
         return "the name of its labels"
-    sums = arrays.get("block_crc32c")
+    sums = _find_sums(arrays)
     if sums is not None and (
-        int(arrays.get("block_size", 0)) != BLOCK_SIZE or len(sums) != -(-tar_size // BLOCK_SIZE)
+        int(arrays.get("block_size", 0)) != sums.block_size
+        or len(sums.values) != -(-tar_size // sums.block_size)
     ):
         return "the number of its checksums"
     return ""

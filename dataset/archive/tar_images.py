@@ -41,7 +41,11 @@ _COLD_THREADS = 32
 def detect_kind(path: Path) -> Literal["tar", "gzip", "zip"]:
     """What a file is, by its first bytes; anything but an archive is refused."""
     with open(path, "rb") as file:
-        head = file.read(BLOCK)
+        return read_kind(file.read(BLOCK), path)
+
+
+def read_kind(head: bytes, path: Path) -> Literal["tar", "gzip", "zip"]:
+    """What a file is that begins with these 512 bytes."""
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
     if head.startswith(b"PK"):
@@ -126,7 +130,7 @@ def _walk_class_tars(
         try:
             entries = walk_tar(pread, start, end, what)
             found = find_in_class(class_of_tar(outer.names[row]), entries.names, what)
-            _check_sizes(found, entries, what)
+            check_sizes(found, entries, what)
             return entries, found
         except DataError as error:
             if problems is None:
@@ -144,16 +148,17 @@ def _walk_class_tars(
         problems += [str(result) for result in walked if isinstance(result, DataError)]
     if not good:
         raise DataError(f"{path}: none of its {len(tars)} class tars can be read")
-    return _join(good, len(outer.names) - len(tars))
+    return join_classes(good, len(outer.names) - len(tars))
 
 
-def _check_sizes(found: Found, entries: Entries, what: str) -> None:
+def check_sizes(found: Found, entries: Entries, what: str) -> None:
+    """Refuses an image without bytes."""
     empty = np.flatnonzero(entries.size[found.row] == 0)
     if len(empty):
         raise DataError(f"{what}: {show(found.names[empty[0]])} is empty (0 bytes); fetch it again")
 
 
-def _join(parts: Sequence[tuple[Entries, Found]], num_skipped: int) -> tuple[Entries, Found]:
+def join_classes(parts: Sequence[tuple[Entries, Found]], num_skipped: int) -> tuple[Entries, Found]:
     """The images of all class tars as one list."""
     entries = [part[0] for part in parts]
     founds = [part[1] for part in parts]

@@ -30,6 +30,7 @@ class Fault(Enum):
     OTHER_SIZE = "has an object of another size"
     OTHER_BYTES = "sends other bytes than"
     WRONG_BYTES = "sends wrong bytes"
+    NO_RANGES = "sends no parts of the object"
 
 
 class Refusal(NamedTuple):

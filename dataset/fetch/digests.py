@@ -39,13 +39,16 @@ class ServerDigest(NamedTuple):
     is_origin: bool
 
 
-def pick_kinds(given: Mapping[str, str]) -> tuple[str, ...]:
+def pick_kinds(given: Mapping[str, str], block_kind: str | None = None) -> tuple[str, ...]:
     """The kinds of checksum of every chunk: one for the journal, and those combined for the whole.
 
-    With the crc32c package that one is enough: it is fast, in the index, and offered by servers.
+    With the crc32c package that one is enough: it is fast and offered by servers. `block_kind` is
+    that of the index's blocks.
     """
     base = ["crc32c"] if checksum.HAS_CRC32C else ["crc32", "adler32"]
-    return tuple(base + [k for k in given if k in checksum.COMBINABLE and k not in base])
+    needed = [*given] if block_kind is None else [*given, block_kind]
+    more = [kind for kind in dict.fromkeys(needed) if kind in checksum.COMBINABLE]
+    return tuple(base + [kind for kind in more if kind not in base])
 
 
 class HashFollower:

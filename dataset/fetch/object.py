@@ -179,7 +179,7 @@ def _fetch_once(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) 
     checks = _read_checks(job, summary)
     check_space(job.path, summary.size)
     with holding_part(job.path) as fd:
-        kinds = pick_kinds(job.given)
+        kinds = pick_kinds(job.given, checks.kind if checks is not None else None)
         arrivals = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
         _compare_etags(lookup, arrivals)
         os.ftruncate(fd, summary.size)  # its full length, but sparse
@@ -218,7 +218,7 @@ def _fill(
     try:
         digest = _run(job, transfer, arrivals, summary, on_tick)
         if store.checks is not None:
-            summary.verified.append(f"block_crc32c ({store.checks.where})")
+            summary.verified.append(f"block_{store.checks.kind} ({store.checks.where})")
         verify_by_server(transfer.lookup, store, digest, summary)
         if transfer.lookup.options.require_digest:
             refuse_unverified(job.target.identity, summary.verified)

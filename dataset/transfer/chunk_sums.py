@@ -16,6 +16,8 @@ from typing import IO
 from dataset import checksum
 from dataset.transfer.journal import CHUNK, chunk_length, num_chunks
 
+_KINDS = ("crc32", "crc32c")  # of an index: today's, and that of earlier versions
+
 
 class NoChecks(Exception):
     """An index without block checksums for this object."""
@@ -31,11 +33,12 @@ class OtherTar(NoChecks):
 
 @dataclass(frozen=True)
 class BlockChecks:
-    """The crc32c of every block of the object, from an index made with --checksums."""
+    """The sum of every block of the object, from an index made with --checksums."""
 
     block_size: int
-    crc32c: Sequence[int]
+    values: Sequence[int]
     where: str
+    kind: str = "crc32c"
 
     def block_of(self, chunk: int) -> int:
         return chunk * CHUNK // self.block_size
@@ -51,11 +54,12 @@ def read_block_checks(index: Path, size: int) -> BlockChecks:
         raise NoIndex(f"no file {index.name}")
     try:
         with zipfile.ZipFile(index) as archive:
-            if "block_crc32c.npy" not in archive.namelist():
+            kind = next((k for k in _KINDS if f"block_{k}.npy" in archive.namelist()), None)
+            if kind is None:
                 raise NoChecks(f"{index.name} has no block checksums")
             block_size = _read_npy(archive.open("block_size.npy"), 1)[0]
             tar_size = _read_npy(archive.open("tar_size.npy"), 1)[0]
-            values = _read_npy(archive.open("block_crc32c.npy"), num_chunks(size))
+            values = _read_npy(archive.open(f"block_{kind}.npy"), num_chunks(size))
     except NoChecks:
         raise
     except Exception as error:  # zipfile, zlib and struct raise many kinds of error
@@ -65,11 +69,11 @@ def read_block_checks(index: Path, size: int) -> BlockChecks:
         raise OtherTar(f"{index.name} is for {tar_size} bytes, the object has {size}")
     if block_size <= 0 or block_size % CHUNK or len(values) != -(-size // block_size):
         raise NoChecks(f"{index.name} has blocks of {block_size} bytes, not of whole MiB")
-    if not checksum.HAS_CRC32C:
+    if not checksum.can_compute(kind):
         raise NoChecks(
-            f"{index.name} has crc32c checksums, but the crc32c package is not installed"
+            f"{index.name} has {kind} checksums, but the {kind} package is not installed"
         )
-    return BlockChecks(block_size, values, index.name)
+    return BlockChecks(block_size, values, index.name, kind)
 
 
 _ARRAY_CODES = {b"<u4": "I", b"<u8": "Q", b"<i8": "q", b"<i4": "i", b"|u1": "B"}

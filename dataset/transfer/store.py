@@ -132,10 +132,7 @@ class ChunkStore:
             self.blocks.state[chunk] = WRITING
             self.num_writing += 1
         try:
-            with self._disk():
-                write_at(self.fd, view, chunk * CHUNK)
-                number = self._number(server)
-                self.journal.add_chunk(chunk, number, values)
+            number = self._place(chunk, server, view, values)
         except BaseException:
             with self._lock:
                 self.blocks.state[chunk] = MISSING
@@ -153,6 +150,14 @@ class ChunkStore:
             self.blocks.state[chunk] = ARRIVED
             self._check(range(chunk, chunk + 1))
         return True
+
+    def _place(self, chunk: int, server: Server, view: memoryview, values: Sequence[int]) -> int:
+        """Puts a chunk into the file and then into the journal; returns its server's number."""
+        with self._disk():
+            write_at(self.fd, view, chunk * CHUNK)
+            number = self._number(server)
+            self.journal.add_chunk(chunk, number, values)
+        return number
 
     def replace(self, chunk: int, server: Server, view: memoryview, values: Sequence[int]) -> None:
         """Replaces the bytes of a chunk that turned out wrong."""
@@ -229,7 +234,7 @@ class ChunkStore:
             members = self.checks.chunks_of(block, self.blocks.num_chunks)
             if any(self.blocks.state[chunk] != ARRIVED for chunk in members):
                 continue
-            if self.sums.of_chunks("crc32c", members) == self.checks.crc32c[block]:
+            if self.sums.of_chunks(self.checks.kind, members) == self.checks.values[block]:
                 for chunk in members:
                     self.blocks.mark_done(chunk)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,15 +42,16 @@ def leave_partial(path: Path, url: str, kinds: tuple[str, ...]) -> None:
     Journal.create(journal_path(path), arrivals).close()
 
 
-def make_index(folder: Path, content: bytes) -> Path:
-    """As much of a TAR.index as the fetch reads."""
-    starts = range(0, len(content), 4 * CHUNK)
-    sums = [compute("crc32c", memoryview(content[n : n + 4 * CHUNK])) for n in starts]
+def make_index(folder: Path, content: bytes, kind: str = "crc32c") -> Path:
+    """As much of a TAR.index as the fetch reads; crc32c is what earlier versions wrote."""
+    block = 4 * CHUNK if kind == "crc32c" else CHUNK
+    sums = [compute(kind, content[n : n + block]) for n in range(0, len(content), block)]
+    arrays: dict[str, Any] = {f"block_{kind}": np.array(sums, np.uint32)}
     with open(folder / "object.bin.index", "wb") as file:
         np.savez(
             file,
-            block_size=np.int64(4 * CHUNK),
+            block_size=np.int64(block),
             tar_size=np.int64(len(content)),
-            block_crc32c=np.array(sums, np.uint32),
+            **arrays,
         )
     return folder / "object.bin.index"

@@ -11,6 +11,7 @@ import pytest
 
 from dataset.archive.index import find_or_build_index
 from tests.dataset.bad_tars import BAD
+from tests.dataset.small_server import Handler, running
 from tests.dataset.tars import TRAIN, VAL, flatten, make_tree, read_index, write_flat, write_nested
 from tests.scripts.commands import run_script
 
@@ -93,3 +94,27 @@ def test_a_missing_tar_is_one_line(tmp_path: Path) -> None:
     done = run(tmp_path / "no.tar")
     assert done.returncode == 2
     assert "no such file" in done.stderr
+
+
+def test_a_url_is_indexed_into_the_current_folder_and_the_tar_is_not_kept(tmp_path: Path) -> None:
+    tar = write_nested(tmp_path / "in", make_tree())
+    assert run("--checksums", tar).returncode == 0
+    (tmp_path / "here").mkdir()
+    with running(Handler, content=tar.read_bytes(), seen=[]) as url:
+        done = run("--checksums", f"{url}/{TRAIN}", cwd=tmp_path / "here")
+        again = run("--checksums", f"{url}/{TRAIN}", cwd=tmp_path / "here")
+    assert done.returncode == again.returncode == 0, done.stderr
+    assert "3 classes, 18 images in " in done.stderr and "not verified" in done.stderr
+    assert "is of an object of this size" in again.stderr
+    names = sorted(path.name for path in (tmp_path / "here").iterdir())
+    assert names == [f"{TRAIN}.index", "stages.jsonl"]
+    expected = (tmp_path / "in" / f"{TRAIN}.index").read_bytes()
+    assert (tmp_path / "here" / f"{TRAIN}.index").read_bytes() == expected
+
+
+def test_a_url_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").touch()
+    for words in (["ftp://host/a.tar"], ["--verify", "https://host/a.tar"], ["file:///a.tar"]):
+        done = run("--index-dir", tmp_path / "out", *words)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("\n") == 1

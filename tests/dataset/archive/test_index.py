@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dataset import checksum
-from dataset.archive.block_sums import BLOCK_SIZE
+from dataset.archive.block_sums import BLOCK_SIZE, BLOCK_SIZES
 from dataset.archive.extract import Extraction, extract_archive
 from dataset.archive.index import (
     build_index,
@@ -24,7 +24,7 @@ from dataset.archive.index import (
     index_places,
     verify_tar,
 )
-from dataset.archive.index_file import TarIndex, load_index
+from dataset.archive.index_file import TarIndex, load_index, write_whole
 from dataset.errors import DataError, UserError
 from tests.dataset.tars import (
     TRAIN,
@@ -72,7 +72,7 @@ def test_the_file_has_the_arrays_of_the_contract(tmp_path: Path) -> None:
     assert kinds["label"] == ("int32", (n,))
     assert kinds["name_offset"] == ("int64", (n + 1,))
     assert kinds["names"][0] == kinds["classes"][0] == "uint8"
-    assert kinds["block_crc32c"] == ("uint32", (1,))
+    assert kinds["block_crc32"] == ("uint32", (1,))
     assert int(arrays["format"]) == 1
     assert int(arrays["block_size"]) == BLOCK_SIZE
     assert int(arrays["tar_size"]) == tar.stat().st_size
@@ -299,8 +299,8 @@ def test_checksums_find_a_flipped_byte_and_name_its_range(tmp_path: Path) -> Non
     tar.write_bytes(tar_bytes(files))
     index, _ = build_index(tar, checksums=True)
     verify_tar(index)
-    assert index.block_crc32c is not None
-    assert len(index.block_crc32c) == -(-tar.stat().st_size // BLOCK_SIZE)
+    assert index.sums is not None
+    assert len(index.sums.values) == -(-tar.stat().st_size // BLOCK_SIZE)
     with open(tar, "r+b") as file:
         for position in (BLOCK_SIZE + 5, 2 * BLOCK_SIZE - 1, 5 * BLOCK_SIZE, 5 * BLOCK_SIZE + 9):
             file.seek(position)
@@ -329,8 +329,8 @@ def test_checksums_and_headers_come_from_one_pass(
     index, _ = build_index(tar, checksums=True)
     monkeypatch.undo()
     blocks = [offset for length, offset in reads if length == BLOCK_SIZE]
-    assert index.block_crc32c is not None
-    assert sorted(blocks) == [i * BLOCK_SIZE for i in range(len(index.block_crc32c))]
+    assert index.sums is not None
+    assert sorted(blocks) == [i * BLOCK_SIZE for i in range(len(index.sums.values))]
     summed = 0
     for length, offset in reads[reads.index((BLOCK_SIZE, 0)) :]:
         if length == BLOCK_SIZE:
@@ -344,7 +344,7 @@ def test_verify_without_checksums_says_how_to_get_them(tmp_path: Path) -> None:
     tar = write_nested(tmp_path, make_tree())
     with pytest.raises(UserError, match="--checksums"):
         verify_tar(find_or_build_index(tar))
-    assert find_or_build_index(tar, checksums=True).block_crc32c is not None
+    assert find_or_build_index(tar, checksums=True).sums is not None
 
 
 def test_crc32c_is_castagnolis() -> None:
@@ -353,17 +353,47 @@ def test_crc32c_is_castagnolis() -> None:
     assert checksum.compute("crc32c", bytes(32)) == 0x8A9136AA
 
 
-def test_without_the_crc32c_package_block_sums_are_neither_made_nor_checked(
+def write_older_sums(tar: Path) -> Path:
+    """Gives the index of a tar the sums of earlier versions: the crc32c of 4 MiB blocks."""
+    place = build_index(tar, checksums=True)[1]
+    with np.load(place) as file:
+        arrays = {name: file[name] for name in file.files if name != "block_crc32"}
+    content, size = tar.read_bytes(), BLOCK_SIZES["crc32c"]
+    blocks = [content[start : start + size] for start in range(0, len(content), size)]
+    sums = np.array([checksum.compute("crc32c", block) for block in blocks], np.uint32)
+    write_whole({**arrays, "block_size": np.int64(size), "block_crc32c": sums}, place)
+    return place
+
+
+def test_sums_of_an_earlier_version_still_find_a_flipped_byte(tmp_path: Path) -> None:
+    tar = tmp_path / TRAIN
+    tar.write_bytes(tar_bytes({f"n01440764/{i}.JPEG": os.urandom(3 << 20) for i in range(3)}))
+    place = write_older_sums(tar)
+    index = load_index(place, tar)
+    verify_tar(index)
+    kept = find_or_build_index(tar, checksums=True).sums
+    assert kept is not None and kept.kind == "crc32c"
+    with open(tar, "r+b") as file:
+        file.seek((5 << 20) + 1)
+        byte = file.read(1)[0]
+        file.seek((5 << 20) + 1)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(DataError, match=f"bytes {4 << 20}-{(8 << 20) - 1};"):
+        verify_tar(index)
+
+
+def test_without_the_crc32c_package_sums_are_made_and_checked_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tar = write_nested(tmp_path, make_tree())
-    index, _ = build_index(tar, checksums=True)
+    older = load_index(write_older_sums(tar), tar)
     monkeypatch.setattr(checksum, "HAS_CRC32C", False)
     with pytest.raises(UserError, match="run: pip install crc32c"):
-        verify_tar(index)
-    with pytest.raises(UserError, match="run: pip install crc32c"):
-        build_index(tar, checksums=True)
-    assert read_index(build_index(tar)[0]) == flatten(make_tree()), "an index needs no package"
+        verify_tar(older)
+    index = find_or_build_index(tar, checksums=True)
+    assert index.sums is not None and index.sums.kind == "crc32", "the older sums are replaced"
+    verify_tar(index)
+    assert read_index(index) == flatten(make_tree())
 
 
 def _read_in_child(index: TarIndex, queue: multiprocessing.Queue[dict[str, bytes]]) -> None:

@@ -59,6 +59,14 @@ def crafted(arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "too few checksums": {"block_size": np.int64(1 << 22), "block_crc32c": np.zeros(0, "u4")},
         "blocks of no size": {"block_size": np.int64(0), "block_crc32c": np.zeros(1, "u4")},
         "checksums without a size": {"block_crc32c": np.zeros(1, "u4")},
+        "too few sums of today": {
+            "block_size": np.int64(1 << 20),
+            "block_crc32": np.zeros(0, "u4"),
+        },
+        "sums of blocks of 4 MiB": {
+            "block_size": np.int64(1 << 22),
+            "block_crc32": np.zeros(1, "u4"),
+        },
     }
 
 

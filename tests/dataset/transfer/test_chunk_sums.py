@@ -27,6 +27,7 @@ from dataset.transfer.chunk_sums import (
     read_block_checks,
 )
 from dataset.transfer.journal import CHUNK
+from tests.dataset.object_fetch import make_index
 
 
 def make_indexed_tar(folder: Path, num_bytes: int = 9 * CHUNK) -> Path:
@@ -50,10 +51,19 @@ def test_the_index_of_this_project_is_read_without_numpy(tmp_path: Path) -> None
     index = find_index(tar)
     assert index is not None
     checks = read_block_checks(index, tar.stat().st_size)
-    blocks = [
-        tar.read_bytes()[at : at + 4 * CHUNK] for at in range(0, tar.stat().st_size, 4 * CHUNK)
-    ]
-    assert list(checks.crc32c) == [checksum.compute("crc32c", block) for block in blocks]
+    blocks = [tar.read_bytes()[at : at + CHUNK] for at in range(0, tar.stat().st_size, CHUNK)]
+    assert checks.kind == "crc32"
+    assert list(checks.values) == [checksum.compute("crc32", block) for block in blocks]
+    assert [checks.block_of(chunk) for chunk in range(10)] == list(range(10))
+    assert checks.chunks_of(9, 10) == range(9, 10)
+
+
+def test_an_index_of_an_earlier_version_is_read_too(tmp_path: Path) -> None:
+    content = os.urandom(9 * CHUNK + 5)
+    checks = read_block_checks(make_index(tmp_path, content), len(content))
+    blocks = [content[at : at + 4 * CHUNK] for at in range(0, len(content), 4 * CHUNK)]
+    assert checks.kind == "crc32c"
+    assert list(checks.values) == [checksum.compute("crc32c", block) for block in blocks]
     assert [checks.block_of(chunk) for chunk in range(10)] == [0] * 4 + [1] * 4 + [2] * 2
     assert checks.chunks_of(2, 10) == range(8, 10)
 
@@ -90,12 +100,18 @@ def test_a_file_that_is_no_index_is_said(tmp_path: Path) -> None:
 def test_without_the_crc32c_package_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    index = make_index(tmp_path, bytes(1000))
+    monkeypatch.setattr(checksum, "HAS_CRC32C", False)
+    with pytest.raises(NoChecks, match="not installed"):
+        read_block_checks(index, 1000)
+
+
+def test_the_sums_of_today_need_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tar = make_indexed_tar(tmp_path, 1000)
     index = find_index(tar)
     assert index is not None
     monkeypatch.setattr(checksum, "HAS_CRC32C", False)
-    with pytest.raises(NoChecks, match="not installed"):
-        read_block_checks(index, tar.stat().st_size)
+    assert len(read_block_checks(index, tar.stat().st_size).values) == 1
 
 
 def test_a_hash_follows_a_growing_prefix(tmp_path: Path) -> None:
@@ -162,4 +178,4 @@ def test_any_damage_of_an_index_is_passed_over_or_changes_nothing_but_sums(tmp_p
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         index.write_bytes(damaged)
         with suppress(NoChecks):
-            assert len(read_block_checks(index, tar.stat().st_size).crc32c) == 1
+            assert len(read_block_checks(index, tar.stat().st_size).values) == 1

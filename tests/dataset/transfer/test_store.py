@@ -164,6 +164,23 @@ def fetch(url: str, out: Path, **fields: object) -> Summary:
     return summary
 
 
+@pytest.mark.parametrize("has_wheel", [True, False])
+def test_blocks_of_today_are_checked_with_and_without_the_crc32c_package(
+    has_wheel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_index(tmp_path, CONTENT, "crc32")
+    if not has_wheel:
+        monkeypatch.setattr(checksum, "HAS_CRC32C", False)
+        monkeypatch.setattr(checksum, "crc32c", None)
+    (tmp_path / "object.bin").write_bytes(CONTENT)
+    url = (tmp_path / "object.bin").as_uri()
+    summary = fetch(url, tmp_path / "out", index=index)
+    assert summary.verified == ["block_crc32 (object.bin.index)"]
+    (tmp_path / "object.bin").write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
+    with pytest.raises(DataError, match=r"differ from object\.bin\.index"):
+        fetch(url, tmp_path / "other", index=index)
+
+
 def test_a_slot_without_the_crc32c_package_verifies_by_digest_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,8 @@
+"""What needs both the network and the archive: an object that is read while it arrives.
+
+window         the transfer of an object of which only a part is held at a time
+resumable_md5  an MD5 that a later process can go on with
+pass_state     what a killed pass has reached, in a file
+forward_pass   one pass over an object: transferred, hashed, walked
+index_url      the index of a tar that stays where it is
+"""
