@@ -162,7 +162,7 @@ def _index_url(url: str, flags: IndexFlags) -> None:
     by = (
         f"verified by {found.verified}"
         if found.verified
-        else "not verified: nothing vouches for it"
+        else "not verified: no server offers a checksum to compare"
     )
     log.info(
         "%s: %d bytes, %.1f MB/s, %s", name, found.size, found.fetched_bytes / seconds / 1e6, by

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURE = ROOT / "docs/architecture.md"
@@ -142,3 +143,10 @@ def test_a_map_is_read_as_it_is_written(tmp_path: Path) -> None:
     assert read_map(init) == ["one", "other", "in/"]
     (tmp_path / "one.py").touch()
     assert list_room(tmp_path) == ["one"]
+
+
+def test_what_pip_installs_has_every_room_of_the_two_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    installed = project["tool"]["setuptools"]["packages"]
+    rooms = [room.replace("/", ".") for room in PACKAGES]
+    assert sorted(installed) == [room for room in rooms if room.startswith(("dataset", "train"))]

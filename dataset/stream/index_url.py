@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from dataset.archive.index import guess_split, name_labels, pack_index, suffices
 from dataset.archive.index_file import TarIndex, load_by_size, make_index, write_whole
 from dataset.archive.labels import label_table, label_val
 from dataset.archive.stream_walk import StreamWalk
+from dataset.durable import lock_file
 from dataset.errors import DataError, PassingError, UserError
 from dataset.federation.lookup import Lookup
 from dataset.federation.pelican import Target
@@ -22,7 +24,7 @@ from dataset.fetch.ledger import make_folder
 from dataset.fetch.request import Request
 from dataset.fetch.size import find_size
 from dataset.names import INDEX_SUFFIX
-from dataset.own_names import check_no_part
+from dataset.own_names import check_no_part, part_path
 from dataset.redaction import printable
 from dataset.stream.forward_pass import ForwardPass
 from dataset.stream.pass_state import discard_state, read_state
@@ -81,7 +83,7 @@ def index_url(job: IndexJob, request: Request, on_tick: Tick = lambda transfer: 
         raise UserError(f"{job.folder} cannot be written to; choose another --index-dir")
     label_table(job.tar, job.labels)  # a broken one is refused before the pass, not after it
     check_network(job.target.discovery or job.target.url)
-    with Lookup(job.target, request.access, request.options) as lookup:
+    with _holding(job.place), Lookup(job.target, request.access, request.options) as lookup:
         for _ in range(MAX_STARTS):
             known = read_state(job.place, job.target.identity)
             size = find_size(lookup, known[0].size if known else None)
@@ -98,6 +100,21 @@ def index_url(job: IndexJob, request: Request, on_tick: Tick = lambda transfer: 
                     discard_state(job.place)
                 lookup.servers.forget()
     raise PassingError(f"{job.target.identity} keeps changing at its source; try again later")
+
+
+@contextmanager
+def _holding(place: Path) -> Iterator[None]:
+    """Keeps other passes away, which would remove each other's states."""
+    lock = place.with_name(f"{part_path(place).name}.lock")
+    try:
+        fd, _ = lock_file(lock)
+    except BlockingIOError:
+        raise PassingError(f"{place} is being made by another process; try again") from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(fd)
 
 
 def _index_once(job: IndexJob, lookup: Lookup, size: int, on_tick: Tick) -> IndexedUrl:

@@ -38,7 +38,7 @@ class BlockChecks:
     block_size: int
     values: Sequence[int]
     where: str
-    kind: str = "crc32c"
+    kind: str
 
     def block_of(self, chunk: int) -> int:
         return chunk * CHUNK // self.block_size

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from dataset.archive.index import build_index
-from dataset.errors import CommandError, DataError, UserError
+from dataset.durable import lock_file
+from dataset.errors import CommandError, DataError, PassingError, UserError
+from dataset.own_names import PART
 from dataset.stream import forward_pass, resumable_md5
 from dataset.transfer.journal import CHUNK
 from tests.dataset.bad_tars import BAD
@@ -167,3 +170,14 @@ def test_an_index_that_is_there_is_taken_unless_more_is_asked_for(tmp_path: Path
         assert not index(url, tmp_path).is_new
         assert index(url, tmp_path, checksums=True).is_new
         assert not index(url, tmp_path).is_new, "with checksums it has more than was asked for"
+
+
+def test_two_passes_for_one_index_do_not_meet(tmp_path: Path) -> None:
+    lock = tmp_path / f"{TRAIN}.index{PART}.lock"
+    with serving_tar(LARGE) as (url, _):
+        fd, _ = lock_file(lock)
+        with pytest.raises(PassingError, match="is being made by another process"):
+            index(url, tmp_path)
+        os.close(fd)
+        index(url, tmp_path)
+    assert list_folder(tmp_path) == [f"{TRAIN}.index"]

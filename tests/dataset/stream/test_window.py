@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -48,13 +49,15 @@ def test_requests_leave_work_for_every_connection() -> None:
 def test_a_slow_reader_gets_all_bytes_and_holds_the_transfer_back() -> None:
     """The ring has 5 MiB: the servers are not asked for more before the reader moves on."""
     taken: list[bytes] = []
+    asked_ahead: list[int] = []
     highest = 0
 
     def note(handler: object) -> bool:
         nonlocal highest
         end = int(handler.headers["Range"].rpartition("-")[2]) + 1  # type: ignore[attr-defined]
         highest = max(highest, end)
-        assert end <= (len(taken) + 1 + WINDOW) * CHUNK
+        if end > (len(taken) + 1 + WINDOW) * CHUNK:  # an assertion here would end only a connection
+            asked_ahead.append(end)
         return False
 
     with serving(CONTENT, note) as (url, _):
@@ -68,6 +71,7 @@ def test_a_slow_reader_gets_all_bytes_and_holds_the_transfer_back() -> None:
             def read() -> None:
                 for offset in range(0, size, 300_000):
                     pieces.append(reader.pread(300_000, offset))
+                    time.sleep(0.002)
                 reader.finish()
 
             thread = threading.Thread(target=read)
@@ -76,7 +80,7 @@ def test_a_slow_reader_gets_all_bytes_and_holds_the_transfer_back() -> None:
             thread.join()
             store.close()
     assert b"".join(taken) == b"".join(pieces) == CONTENT
-    assert highest == len(CONTENT)
+    assert highest == len(CONTENT) and asked_ahead == []
 
 
 def test_a_reader_that_waits_can_be_stopped() -> None:

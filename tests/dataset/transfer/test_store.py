@@ -97,7 +97,7 @@ def test_a_journal_without_space_is_an_error_of_the_disk_and_the_books_stay_righ
 def test_a_chunk_that_cannot_be_dropped_is_an_error_of_the_disk(
     method: str, tmp_path: Path
 ) -> None:
-    store = make_store(tmp_path / "x", checks=BlockChecks(CHUNK, [0] * 4, "x.index"))
+    store = make_store(tmp_path / "x", checks=BlockChecks(CHUNK, [0] * 4, "x.index", "crc32c"))
     server = store._servers.all[0]
     store._number(server)
     if method != "refetch":
@@ -122,7 +122,7 @@ def test_a_chunk_that_cannot_be_dropped_is_an_error_of_the_disk(
 
 
 def test_a_block_avoids_all_that_sent_it_wrong(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "x", 3, BlockChecks(CHUNK, [1] * 4, "x.index"))
+    store = make_store(tmp_path / "x", 3, BlockChecks(CHUNK, [1] * 4, "x.index", "crc32c"))
     a, b, c = store._servers.all
     store.write(0, a, ZEROS, (7,))
     assert store.blocks.take(1).avoid == {a}
@@ -134,7 +134,7 @@ def test_a_block_avoids_all_that_sent_it_wrong(tmp_path: Path) -> None:
 
 
 def test_a_block_is_given_up_when_every_source_sent_it_wrong(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "x", 2, BlockChecks(CHUNK, [1] * 4, "x.index"))
+    store = make_store(tmp_path / "x", 2, BlockChecks(CHUNK, [1] * 4, "x.index", "crc32c"))
     a, b = store._servers.all
     for n in range(MIN_BLOCK_TRIES):
         store.write(0, (a, b)[n % 2], ZEROS, (7,))  # the origin may be right
@@ -147,7 +147,7 @@ def test_a_block_is_given_up_when_every_source_sent_it_wrong(tmp_path: Path) -> 
 
 
 def test_a_source_of_a_mixed_block_may_be_innocent(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "x", 2, BlockChecks(2 * CHUNK, [1, 1], "x.index"))
+    store = make_store(tmp_path / "x", 2, BlockChecks(2 * CHUNK, [1, 1], "x.index", "crc32c"))
     a, b = store._servers.all
     for _ in range(3):
         store.write(0, a, ZEROS, (7,))
