@@ -114,7 +114,7 @@ def log_start(setup: Setup, step: int) -> None:
         log.info("recipe: %s", note)
     if setup.dataset and not setup.num_val:
         log.warning("%s (no val/ and no %s in the data)", NO_VALIDATION, VAL_TAR)
-    if setup.dataset:
+    if setup.order.layout is not None:
         log.info("order: %s", setup.order.describe())
     if note := setup.order.note_narrow(setup.plan.batch_size):
         log.info("order: %s", note)

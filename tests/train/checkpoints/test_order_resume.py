@@ -76,14 +76,16 @@ def test_a_resumed_streamed_run_is_bit_for_bit_the_undisturbed_one(
     run([*argv, "--output", str(whole)], tmp_path / "log0").expect(DONE)
     run([*argv, "--max-steps", "3", "--output", str(parts)], tmp_path / "log1").expect(DONE)
     run([*argv, "--output", str(parts)], tmp_path / "log2").expect(DONE)
-    assert find_differences(final_state(parts), final_state(whole)) == []
+    differences = find_differences(final_state(parts), final_state(whole))
+    # The part that ended at step 3 was validated there, too, and may have been the best.
+    assert [line for line in differences if not line.startswith("/best/")] == []
 
 
-def test_without_the_flag_a_run_is_uniform_and_says_so(tars: Path, tmp_path: Path) -> None:
+def test_without_the_flag_a_run_is_uniform_and_its_record_says_so(tars: Path, tmp_path: Path) -> None:
     out, trace = tmp_path / "out", tmp_path / "trace"
     argv = [str(tars), "--epochs", "1", "--output", str(out)]
     job = run(argv, tmp_path / "log", hook=partial(hooks.trace_samples, trace)).expect(DONE)
-    assert "order: uniform" in job.log
+    assert "order:" not in job.log
     check_samples(trace, SampleOrder(), epochs=1)
     assert final_state(out)["identity"]["order"] == read_run(out)["config"]["order"] == "uniform"
     assert "window" not in read_run(out)["dataset"]
