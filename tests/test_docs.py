@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 PAGES.append(ROOT / "run_results/published/README.md")
 MAX_COLUMNS = 120
 MAX_PICTURE_BYTES = 300_000
