@@ -7,7 +7,9 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+from dataset.errors import UserError
 
 T = TypeVar("T")
 REQUIRED = dataclasses.MISSING  # as a default: the flag must be given
@@ -29,10 +31,19 @@ def flags_of(config: type, title: str) -> Any:
     return dataclasses.field(default_factory=config, metadata={"group": title})
 
 
-def make_parser(description: str | None, example: str | None = None) -> argparse.ArgumentParser:
-    """A parser whose help shows both texts as they are written."""
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong with the flags in one line, without the usage of all of them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; {self.prog} --help lists the flags")
+
+
+def make_parser(
+    description: str | None, example: str | None = None, *, prog: str | None = None
+) -> OneLineParser:
+    """A parser whose help shows both texts as they are written; `prog`: not the script's name."""
     raw = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(description=description, epilog=example, formatter_class=raw)
+    return OneLineParser(prog, description=description, epilog=example, formatter_class=raw)
 
 
 def parse_flags(

@@ -64,6 +64,11 @@ def load_runs(
     for path in paths:
         if path.suffix == ".csv":
             runs += read_csv_runs(path, epochs)
+        elif path.is_file() and path.name != RUN_FILE:
+            raise UserError(
+                f"{path} is neither a run folder nor a published CSV; "
+                "give folders that hold run.json files"
+            )
     for folder in find_runs(folders):
         try:
             record, odd = shape_record(read_run(folder))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import shlex
@@ -32,6 +33,7 @@ from dataset.names import INDEX_SUFFIX
 from dataset.transfer.chunk_sums import NoChecks, OtherTar, read_block_checks
 
 ROOT = Path(__file__).resolve().parents[1]
+SUBMIT_FILE = ROOT / "condor" / "train.sub"
 GB = 1 << 30  # as HTCondor counts
 REPORT_NEEDS = ("htcondor2", "matplotlib")  # of scripts/grid_report.py, run by the same Python
 log = logging.getLogger("trainyard")
@@ -74,6 +76,8 @@ class StudyFlags:
     check: bool = flag(False, "only check DATA, as the DAG does first")
 
     def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise UserError(f"--retries {self.retries}: must be 0 or more")
         parse_macros(self.settings)
 
     @property
@@ -161,12 +165,26 @@ def parse_macros(texts: Sequence[str]) -> dict[str, str]:
             raise UserError(f"{text!r} is not a NAME=VALUE for condor/train.sub, such as EPOCHS=5")
         if name in ("N", "SEED", "DATA", "LOG", "RESULTS", "ROOT"):
             raise UserError(f"{name} is set by the study itself; leave {text!r} out")
+        if name not in (known := find_settings(SUBMIT_FILE.read_text())):
+            close = difflib.get_close_matches(name, sorted(known), n=1)
+            guess = f"did you mean {close[0]}? " if close else ""
+            raise UserError(
+                f"{name} is no setting of condor/train.sub; {guess}docs/grid.md lists them"
+            )
         if '"' in value or "'" in value or "\\" in value or "\n" in value:
             raise UserError(
                 f"{text!r}: a submit file cannot carry quotes or backslashes; avoid them"
             )
         macros[name] = value
     return macros
+
+
+def find_settings(submit: str) -> set[str]:
+    """The names that a submit file reads and does not set itself."""
+    lines = [line for line in submit.splitlines() if not line.startswith("#")]
+    text = "\n".join(lines)
+    read = re.findall(r"\$\(([A-Z][A-Z_]*)[:)]", text) + re.findall(r"defined ([A-Z_]+)", text)
+    return set(read) - set(re.findall(r"(?m)^\s*([A-Z_]+) =", text))
 
 
 def write_study(flags: StudyFlags, out: Path) -> None:
@@ -202,7 +220,7 @@ def make_dag(data: str, num_jobs: int, num_retries: int, macros: Mapping[str, st
         values = common | dict(macros) | {"SEED": str(seed)}
         pairs = " ".join(f'{key}="{value}"' for key, value in values.items())
         lines += [
-            f"JOB {name} {ROOT / 'condor/train.sub'}",
+            f"JOB {name} {SUBMIT_FILE}",
             f"VARS {name} PREPEND {pairs}",
             f"RETRY {name} {num_retries} UNLESS-EXIT 2",
         ]

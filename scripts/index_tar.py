@@ -16,8 +16,9 @@ from dataset.packages import require_packages
 
 require_packages("numpy")
 
-from dataset.archive.index import build_index, find_current, find_index, verify_tar
+from dataset.archive.index import build_index, check_kind, find_current, find_index, verify_tar
 from dataset.archive.index_file import TarIndex, load_index
+from dataset.archive.tar_images import detect_kind
 from dataset.byte_meter import ByteMeter
 from dataset.errors import DataError, UserError, run_command
 from dataset.fetch.display import Display
@@ -43,8 +44,8 @@ cache folder. `python -m train data` makes it on first use, too. Without --check
 headers of a tar are read. With it, a published ILSVRC2012 archive must have its published MD5.
 
 The index of a URL is written to --index-dir, or to the current folder. All bytes pass once, and
-none are kept: it takes 0.5 GB of memory and 0.2 GB of disk, and a published archive must have its
-MD5. Run the same command again to continue after a kill. docs/formats.md has the details.
+none are kept: it is built to stay below 0.5 GB of memory and 1 GB of disk. A published archive must
+have its MD5. Run the same command again to continue after a kill. docs/formats.md has the details.
 """
 
 
@@ -88,16 +89,29 @@ def main() -> int:
     flags = parse_flags(IndexFlags, make_parser(__doc__, EXAMPLE))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for tar in flags.tars:
-        if _is_url(tar) and flags.verify:
-            raise UserError("--verify compares a tar on the disk with its index; give its path")
-        if not _is_url(tar) and not Path(tar).is_file():
-            raise UserError(f"no such file: {tar}; give the path of an uncompressed tar")
+        _check_input(tar, flags)
     for tar in flags.tars:
         if _is_url(tar):
             _index_url(tar, flags)
         else:
             (_verify if flags.verify else _index)(Path(tar), flags)
     return 0
+
+
+def _check_input(tar: str, flags: IndexFlags) -> None:
+    """Refuses what is no tar before any work begins; only work leaves a line in stages.jsonl."""
+    if _is_url(tar):
+        if flags.verify:
+            raise UserError("--verify compares a tar on the disk with its index; give its path")
+        _make_job(tar, _make_request(flags), flags)
+        return
+    if Path(tar).is_dir():
+        example = Path(tar, "ILSVRC2012_img_train.tar")
+        raise UserError(f"{tar} is a folder; name the tar in it, such as {example}")
+    if not Path(tar).is_file():
+        raise UserError(f"no such file: {tar}; give the path of an uncompressed tar")
+    if not flags.verify:  # which names the damaged bytes, be they the first
+        check_kind(detect_kind(Path(tar)), Path(tar))
 
 
 def _is_url(tar: str) -> bool:
@@ -137,10 +151,18 @@ def _tell(index: TarIndex, place: Path, seconds: float) -> None:
     )
 
 
-def _index_url(url: str, flags: IndexFlags) -> None:
+def _make_request(flags: IndexFlags) -> Request:
     folder = flags.index_dir or Path()
-    request = Request(folder, federation=flags.federation, token=flags.token)
-    job = IndexJob(request.parse(url), folder, flags.labels, flags.checksums)
+    return Request(folder, federation=flags.federation, token=flags.token)
+
+
+def _make_job(url: str, request: Request, flags: IndexFlags) -> IndexJob:
+    return IndexJob(request.parse(url), request.out, flags.labels, flags.checksums)
+
+
+def _index_url(url: str, flags: IndexFlags) -> None:
+    request = _make_request(flags)
+    job = _make_job(url, request, flags)
     display, start_s = Display(sys.stderr), time.monotonic()
     with measure_stage("index", flags.record_folder(job.tar)) as stage:
         try:

@@ -56,6 +56,13 @@ class ReportFlags:
     target_acc1: float | None = flag(None, "show the time to this accuracy (%%)")
     predict: tuple[int, ...] = flag((), "also predict for N GPUs", type=parse_counts, metavar="N,N")
 
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise UserError(f"--epochs {self.epochs}: must be at least 1")
+        if self.out.is_dir():
+            example = self.out / "report.html"
+            raise UserError(f"--out {self.out} is a folder; name a file, such as {example}")
+
 
 @dataclass
 class Inputs:

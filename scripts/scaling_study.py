@@ -110,8 +110,7 @@ def main() -> int:
 
 def _parse_old(flags: type[Old], words: list[str]) -> Old:
     """The flags of `scaling_study.py status`, `resume` or `cancel`."""
-    parser = make_parser(None, EXAMPLE)
-    parser.prog = f"scaling_study.py {words[0]}"
+    parser = make_parser(None, EXAMPLE, prog=f"scaling_study.py {words[0]}")
     return parse_flags(flags, parser, words[1:])
 
 

@@ -14,7 +14,7 @@ from dataset.packages import require_packages
 
 require_packages("numpy")
 
-from dataset.errors import run_command
+from dataset.errors import UserError, run_command
 from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from report.phases import phase_table
 from report.runs import load_runs
@@ -39,6 +39,10 @@ class TableFlags:
     format: str = flag("md", "default md", choices=("md", "csv", "json"))
     predict: tuple[int, ...] = flag((), "also predict N GPUs", type=parse_counts, metavar="N,N")
     epochs: int | None = flag(None, "epochs of each run in a CSV, to show times per epoch")
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise UserError(f"--epochs {self.epochs}: must be at least 1")
 
 
 def main() -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dataset.errors import UserError
-from dataset.flags import flag, parse_flags
+from dataset.flags import flag, make_parser, parse_flags
 from dataset.redaction import redact_name
 
 EXAMPLE = """examples:
@@ -154,21 +153,10 @@ class TrainConfig:
         return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
 
 
-class _OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong with the flags in one line, without the usage of all of them."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; {self.prog} --help lists the flags")
-
-
 def parse_config(argv: list[str]) -> TrainConfig:
     """The configuration that the command line asks for."""
-    parser = _OneLineParser(
-        prog="python -m train",
-        description="Trains an image classifier on one or many ranks; continues where it stopped.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Trains an image classifier on one or many ranks; continues where it stopped."
+    parser = make_parser(description, EXAMPLE, prog="python -m train")
     return parse_flags(TrainConfig, parser, argv, metavars=METAVARS)
 
 

@@ -26,7 +26,7 @@ from train.device import (
     set_up_math,
 )
 from train.microbatch import make_plan, make_trial
-from train.model import COMMON_SIZE, build_model, check_input, has_last_gamma
+from train.model import COMMON_SIZE, build_model, check_arch, check_input, has_last_gamma
 from train.open_data import open_together
 from train.optim import zero_init_last_gamma
 from train.ranks.comm import Comm
@@ -126,6 +126,7 @@ def prepare(
     cfg: TrainConfig, launch: Launch, comm: Comm, device: torch.device
 ) -> tuple[Setup, checkpoint.State | None]:
     """The setup of a run, and the checkpoint to continue from, if any."""
+    check_arch(cfg.arch)  # before the log speaks of a folder, and before any data is fetched
     precision = choose_precision(cfg.precision, device)
     binding = own_binding()
     num_sharing = count_sharing(binding, comm.gather(binding))

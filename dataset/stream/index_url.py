@@ -46,6 +46,8 @@ class IndexJob:
     checksums: bool = False
 
     def __post_init__(self) -> None:
+        if self.target.scheme == "file":
+            raise UserError(f"{self.target.path} is a file; give its path, not its URL")
         check_no_part(Path(self.target.name))
 
     @property
@@ -76,8 +78,6 @@ def index_url(job: IndexJob, request: Request, on_tick: Tick = lambda transfer: 
     What was reached is saved: the same command goes on after a kill. An index of an object of this
     size that has what is asked for is taken as it is.
     """
-    if job.target.scheme == "file":
-        raise UserError(f"{job.target.path} is a file; give its path, not its URL")
     make_folder(job.folder)
     if not os.access(job.folder, os.W_OK):
         raise UserError(f"{job.folder} cannot be written to; choose another --index-dir")

@@ -79,8 +79,8 @@ def look_at_job(env: Mapping[str, str]) -> Finding:
     if not submits:
         return Finding("job", "none, and no scheduler here: not a login node")
     what = f"none, but {submits[0]} is here: probably a login node"
-    example = "sbatch slurm/train.sbatch DATA" if submits[0] == "sbatch" else "condor/train.sub"
-    return Finding("job", what, NOTE, f"do not train on a login node; submit: {example}")
+    problem = "do not train on a login node; submit a job instead (the last line has the command)"
+    return Finding("job", what, NOTE, problem)
 
 
 def look_at_cpus(env: Mapping[str, str]) -> Finding:

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.cluster import __main__ as command
+from tests.cluster.condor import __main__ as pool_command
+from tests.cluster.condor import pool
 from tests.cluster.lifetime import Lifetime, locked
 
 
@@ -70,3 +72,16 @@ def test_a_persons_results_are_deleted_only_when_he_says_so(
     assert bool(stopped) == (code == 0)
     if "--force" not in words:
         assert f"{tmp_path} holds 1 file of yours" in capsys.readouterr().out
+
+
+def test_a_command_for_a_pool_that_is_down_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pool, "HOME", tmp_path)  # no process of this machine belongs to it
+    monkeypatch.setattr("sys.argv", ["condor", "condor_q"])
+    with pytest.raises(SystemExit) as end:
+        pool_command.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: the HTCondor pool is down; `make cluster-up` starts it\n"
+    )

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from dataset.errors import run_command
+from dataset.flags import make_parser
 from tests.report.chromium import Browser, start_browser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +55,8 @@ _FIND = """(() => {{
 
 def main() -> None:
     """Takes them all."""
+    parser = make_parser(__doc__, prog="python -m tests.report.pictures")
+    parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, start_browser(Path(folder)) as browser:
         page = Path(folder, "study.html")
@@ -92,4 +96,4 @@ def compress(png: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -12,6 +12,7 @@ import pytest
 
 from dataset.archive.index import find_or_build_index
 from dataset.fake.make import make_fake_imagenet
+from scripts.condor_study import find_settings
 from tests.scripts.commands import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,11 +74,25 @@ def test_a_study_is_never_overwritten(tmp_path: Path) -> None:
         (["SEED=3"], "SEED is set by the study itself"),
         (['TRAIN=--x "y"'], "quotes or backslashes"),
         (["--jobs", "0"], "--jobs N (at least 1)"),
+        (["--retries", "-1"], "--retries -1: must be 0 or more"),
+        (
+            ["EPOCH=50"],
+            "EPOCH is no setting of condor/train.sub; did you mean EPOCHS? docs/grid.md lists them",
+        ),
+        (["CODE=x"], "CODE is no setting of condor/train.sub; "),
+        (["QQQ=x"], "QQQ is no setting of condor/train.sub; docs/grid.md lists them"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, words: list[str], message: str) -> None:
     expect_mistake(run("dummy", "--out", tmp_path / "study", *words), message)
     assert not (tmp_path / "study").exists()
+
+
+def test_every_setting_of_the_submit_file_is_known() -> None:
+    names = find_settings((ROOT / "condor/train.sub").read_text())
+    assert {"EPOCHS", "DATA_GB", "PLUGIN", "PLUGIN_MINUTES", "PROJECT", "OAUTH", "IMAGE"} <= names
+    assert {"MAX_RETRIES", "LIMIT_HOURS", "AVOID_SITES", "TRAIN", "N", "DATA", "LOG"} <= names
+    assert not names & {"CODE", "DISK_KIB", "LIMIT_S", "NAME"}  # its own, and a word of its text
 
 
 def test_dummy_data_needs_no_check() -> None:

@@ -81,11 +81,14 @@ def test_contradictory_variables_are_wrong(env: dict[str, str], words: str) -> N
     assert words in finding["problem"]
 
 
-def test_a_shell_with_sbatch_and_no_job_is_probably_a_login_node(tmp_path: Path) -> None:
-    (tmp_path / "sbatch").touch(mode=0o755)
+@pytest.mark.parametrize("tool", ["sbatch", "condor_submit"])
+def test_a_shell_that_can_submit_and_has_no_job_is_probably_a_login_node(
+    tmp_path: Path, tool: str
+) -> None:
+    (tmp_path / tool).touch(mode=0o755)
     job = find(PATH=str(tmp_path))["job"]
-    assert "probably a login node" in job["text"]
-    assert "sbatch slurm/train.sbatch" in job["problem"]
+    assert job["text"] == f"none, but {tool} is here: probably a login node"
+    assert job["problem"].endswith("submit a job instead (the last line has the command)")
 
 
 def test_a_job_without_scontrol_is_told_that_it_cannot_requeue_itself(tmp_path: Path) -> None:

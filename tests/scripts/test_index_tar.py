@@ -79,21 +79,39 @@ def test_labels_and_index_dir_are_taken_from_the_flags(tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path / "data")) == {VAL, "stages.jsonl"}  # of the first, failed run
 
 
-@pytest.mark.parametrize("case", ["truncated class tar", "really gzip", "no archive", "empty tar"])
-def test_a_bad_tar_is_one_line_and_leaves_no_index(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "begins"),
+    [("truncated class tar", 1), ("empty tar", 1), ("really gzip", 0), ("no archive", 0)],
+)
+def test_a_bad_tar_is_one_line_and_leaves_no_index(tmp_path: Path, case: str, begins: bool) -> None:
     make, words = BAD[case]
     (tmp_path / TRAIN).write_bytes(make())
     done = run(tmp_path / TRAIN)
     assert done.returncode in (2, 3)
     assert len(done.stderr.splitlines()) == 1
     assert words in done.stderr
-    assert set(os.listdir(tmp_path)) == {TRAIN, "stages.jsonl"}
+    assert set(os.listdir(tmp_path)) == {TRAIN, *(["stages.jsonl"] if begins else [])}
 
 
-def test_a_missing_tar_is_one_line(tmp_path: Path) -> None:
-    done = run(tmp_path / "no.tar")
-    assert done.returncode == 2
-    assert "no such file" in done.stderr
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no.tar", "no such file: no.tar; give the path of an uncompressed tar"),
+        ("D", "D is a folder; name the tar in it, such as D/ILSVRC2012_img_train.tar"),
+        ("file:///a.tar", "/a.tar is a file; give its path, not its URL"),
+    ],
+)
+def test_what_is_no_tar_is_one_line_and_no_stage(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "D").mkdir()
+    done = run(name, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"error: {message}\n")
+    assert os.listdir(tmp_path) == ["D"] and not os.listdir(tmp_path / "D")
+
+
+def test_a_wrong_name_among_several_is_refused_before_the_first_is_indexed(tmp_path: Path) -> None:
+    write_nested(tmp_path, make_tree())
+    assert run(TRAIN, "file:///a.tar", cwd=tmp_path).returncode == 2
+    assert os.listdir(tmp_path) == [TRAIN]
 
 
 def test_a_url_is_indexed_into_the_current_folder_and_the_tar_is_not_kept(tmp_path: Path) -> None:

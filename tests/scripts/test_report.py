@@ -100,6 +100,13 @@ def test_mistakes_are_one_line_and_leave_no_page(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_folder_as_out_is_told_what_to_name_instead(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    done = run(tmp_path, KEMPNER, "--out", "x")
+    message = "error: --out x is a folder; name a file, such as x/report.html\n"
+    assert (done.returncode, done.stderr) == (2, message)
+
+
 def test_no_torch_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys, runpy; script = sys.argv[1]; sys.argv = ['x', sys.argv[2]]\n"

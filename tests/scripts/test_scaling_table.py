@@ -10,6 +10,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.report.records import KEMPNER, ROOT, write_raw, write_run
 from tests.scripts.commands import fork_script, run_script
 
@@ -62,10 +64,12 @@ def test_json_has_the_phases_too(tmp_path: Path) -> None:
 
 def test_mistakes_are_one_line_and_exit_2(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "README.md").write_text("hello")
     (tmp_path / "wrong.csv").write_text("a,b\n1,2\n")
     (tmp_path / "zero.csv").write_text(KEMPNER.read_text().replace(",1,1,0.1", ",1,0,0.1"))
     for path, code, words in (
         (tmp_path / "empty", 2, "no runs found"),
+        (tmp_path / "README.md", 2, "README.md is neither a run folder nor a published CSV; give"),
         (tmp_path / "nowhere", 2, "no such file"),
         (tmp_path / "nowhere.csv", 2, "No such file"),
         (tmp_path / "wrong.csv", 2, "lacks the column gpu"),
@@ -75,6 +79,19 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path: Path) -> None:
         assert done.returncode == code, done.stderr
         assert words in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("epochs", ["0", "-3"])
+@pytest.mark.parametrize("script", ["scaling_table", "report"])
+def test_less_than_one_epoch_is_refused(tmp_path: Path, script: str, epochs: str) -> None:
+    done = fork_script(script, KEMPNER, "--epochs", epochs, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"error: --epochs {epochs}: must be at least 1\n")
+
+
+def test_a_run_json_stands_for_its_folder(tmp_path: Path) -> None:
+    write_run(tmp_path, "run1", 1)
+    done = run(next(tmp_path.rglob("run.json")))
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_newer_schema_is_a_note_beside_the_rest(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,13 @@ def test_a_start_with_a_wrong_image_size_is_one_line_and_exit_2(tmp_path: Path) 
     assert "error: vit_b_32 cannot take --image-size 64" in job.expect(USER_MISTAKE).log
     assert "Traceback" not in job.log
     assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_model_is_refused_before_the_log_names_a_folder(tmp_path: Path) -> None:
+    argv = ["--dummy", "-a", "resnet5", "-b", "2", "--max-steps", "1"]
+    job = ranks.run(argv, tmp_path / "log", hook=partial(os.chdir, tmp_path))
+    (line,) = job.expect(USER_MISTAKE).log.splitlines()
+    assert line.startswith("error: unknown --arch 'resnet5'; torchvision has ")
 
 
 @pytest.mark.usefixtures("_no_download")

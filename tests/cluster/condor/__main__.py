@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from typing import NoReturn
 
 from tests.cluster.condor.layout import WORK
 from tests.cluster.condor.pool import enter
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
+    """Becomes the command, in the pool."""
     command = shlex.join(sys.argv[1:]) or "condor_status"
-    line = enter(f"cd {WORK} && {command}")
+    try:
+        line = enter(f"cd {WORK} && {command}")
+    except LookupError as error:  # the pool is down
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     os.execvp(line[0], line)
+
+
+if __name__ == "__main__":
+    main()

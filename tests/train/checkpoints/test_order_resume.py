@@ -81,7 +81,9 @@ def test_a_resumed_streamed_run_is_bit_for_bit_the_undisturbed_one(
     assert [line for line in differences if not line.startswith("/best/")] == []
 
 
-def test_without_the_flag_a_run_is_uniform_and_its_record_says_so(tars: Path, tmp_path: Path) -> None:
+def test_without_the_flag_a_run_is_uniform_and_its_record_says_so(
+    tars: Path, tmp_path: Path
+) -> None:
     out, trace = tmp_path / "out", tmp_path / "trace"
     argv = [str(tars), "--epochs", "1", "--output", str(out)]
     job = run(argv, tmp_path / "log", hook=partial(hooks.trace_samples, trace)).expect(DONE)
