@@ -74,6 +74,9 @@ class Comm:
         if launch.num_nodes > 1:
             choose_interfaces(self._store, own_address, os.environ)
         timeout = timedelta(seconds=timeout_s + COLLECTIVES_LATER_S)
+        # The main thread meets a GPU that fails, too, and knows what to do. The watching thread of
+        # torch's older NCCL backend would sometimes abort the process first, without a record.
+        os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         init_process_group(
             device, store=self._store, rank=self.rank, world_size=self.world_size, timeout=timeout
         )
