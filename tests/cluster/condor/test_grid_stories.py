@@ -85,11 +85,14 @@ def checkpoint_twice(condor: ModuleType) -> Job:
 
 
 def stop_before_the_limit(condor: ModuleType) -> Job:
-    """20 seconds a segment: the trainer stops in time; it would go on for ever and is removed."""
+    """A minute a segment: the trainer stops in time; it would go on for ever and is removed.
+
+    Beside the other stories a start alone can take 20 seconds.
+    """
     job = submit_training(
         condor,
         append='+HookKeyword = "SLOWSTART"',
-        LIMIT_HOURS="0.0056",
+        LIMIT_HOURS="0.0167",
         TRAIN=f"{SLOW} --max-steps 100000",
     )
     wait_until(lambda: "continuing from step" in peek_output(condor, job), "restart")
