@@ -16,6 +16,7 @@ from benchmarks import (
     loader,
     loader_latency,
     memory,
+    order,
     startup_exchange,
     step,
     time_to_first_step,
@@ -33,11 +34,12 @@ MAKERS: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "time_to_first_step": time_to_first_step.tables,
     "startup_exchange": startup_exchange.tables,
     "memory": memory.tables,
+    "order": order.tables,
 }
 # How the ratios of a benchmark are made; the others show none.
-NOTES = dict.fromkeys(("loader", "loader_latency", "step", "ddp", "time_to_first_step"), PAIRED) | {
-    "epoch_overhead": OF_MEDIANS
-}
+NOTES = dict.fromkeys(
+    ("loader", "loader_latency", "step", "ddp", "time_to_first_step", "order"), PAIRED
+) | {"epoch_overhead": OF_MEDIANS}
 
 
 def make_part(name: str, result: dict[str, Any]) -> str:
