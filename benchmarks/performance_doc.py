@@ -33,8 +33,8 @@ MAKERS: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "epoch_overhead": epoch_overhead.tables,
     "time_to_first_step": time_to_first_step.tables,
     "startup_exchange": startup_exchange.tables,
-    "memory": memory.tables,
     "order": order.tables,
+    "memory": memory.tables,
 }
 # How the ratios of a benchmark are made; the others show none.
 NOTES = dict.fromkeys(
