@@ -1,8 +1,8 @@
 """Whether each XRootD still lives, and a new start for one that died: a third party's crash.
 
-XrdPfc, the cache of XRootD 5.5, has races that end it: a question about a file that is just being
-opened (xrootd/xrootd issue 2420), a client that leaves while its last block is written (2533).
-Tests with many connections and many faults meet them.
+A cache was once found dead in the middle of the tests; why is not known. XRootD's own reports name
+races of its file cache that end it: a question about a file that is just being opened
+(xrootd/xrootd issue 2420), a client that leaves while its last block is written (2533).
 """
 
 from __future__ import annotations
