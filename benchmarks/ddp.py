@@ -50,8 +50,8 @@ from benchmarks.trainer_step import (
 )
 from dataset.errors import run_command
 from dataset.flags import flag, make_parser, parse_flags
-from train.batch_norm import StepStatistics
 from train.device import keep_freed_memory
+from train.network.batch_norm import StepStatistics
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Interrupt
 from train.ranks.launch import detect_launch

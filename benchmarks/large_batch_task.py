@@ -99,15 +99,15 @@ def draw_images(task: Task, split: int, per_class: int) -> tuple[Tensor, Tensor]
     return pixels.float().sub_(128.0).div_(64.0), labels
 
 
-def build_net(task: Task) -> nn.Module:
+def build_net(widths: Sequence[int], num_classes: int) -> nn.Module:
     """A narrow ResNet: a stem of stride 2, one basic block a width, torchvision's first weights."""
-    channels = task.widths[0]
+    channels = widths[0]
     layers: list[nn.Module] = [
         nn.Conv2d(3, channels, 3, 2, 1, bias=False),
         nn.BatchNorm2d(channels),
         nn.ReLU(inplace=True),
     ]
-    for width in task.widths:
+    for width in widths:
         stride, shortcut = 1, None
         if width != channels:
             stride = 2
@@ -116,7 +116,7 @@ def build_net(task: Task) -> nn.Module:
             )
         layers.append(BasicBlock(channels, width, stride, shortcut))
         channels = width
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, task.num_classes)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes)]
     net = nn.Sequential(*layers)
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
@@ -165,7 +165,7 @@ def train_run(task: Task, plan: TrainingPlan, seed: int, data: Data) -> Iterator
     """Trains one run; yields a row of its curve at each evaluation."""
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
-    net, recipe = build_net(task), plan.recipe
+    net, recipe = build_net(task.widths, task.num_classes), plan.recipe
     if recipe.zero_init_gamma:
         zero_init_last_gamma(net)
     optimizer = make_optimizer(net, recipe)

@@ -7,6 +7,7 @@ about 110 KB, RandomResizedCrop(224) and flip for training, Resize(256) and Cent
 validation. `uint8` loaders leave the normalisation to the device, where it is a conversion and
 three in-place operations. Ours loads in threads with the kernel and in worker processes with
 Pillow; for training the other way is measured too, so that the default can follow the faster one.
+`open_images` and `batches` are the same for loops that are not ours (train/torch_data.py).
 """
 
 from __future__ import annotations
@@ -42,21 +43,27 @@ from benchmarks.bench import (
 from benchmarks.reference_loop import make_loader, pil_steps
 from dataset.errors import run_command
 from dataset.flags import flag, make_parser, parse_flags
+from dataset.names import TRAIN_TAR, VAL_TAR
 from train.data.batches import Images, Item
 from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder
+from train.data.image_dataset import Split
 from train.data.loader import load_batches
 from train.data.sampler import BatchPlan, sample_uniforms
 from train.data.splits import Dataset, open_dataset
 from train.device import keep_freed_memory
 from train.step import Placement
+from train.torch_data import CentreCrop, ImageDataset, RandomCrop, batches, open_images
 
 BATCH, SIZE, WORKERS = 64, 224, 2
 REFERENCE = "pytorch/examples: ImageFolder, PIL, float"
 OURS_PIL = "ours without the kernel: Pillow, uint8"
 OURS_FLOAT, OURS = "ours: kernel, float on the CPU", "ours: kernel, uint8"
+PUBLIC_PIL = "open_images in a DataLoader, PIL, float"
+PUBLIC = "open_images in a DataLoader, our crop, uint8"
+READY = "batches, uint8"
 OTHER_PIL = "ours without the kernel: Pillow in threads, uint8"
 OTHER = "ours: kernel in worker processes, uint8"
-TARGETS = {OURS_PIL: 1.25, OURS_FLOAT: 1.6, OURS: 2.0}
+TARGETS = {OURS_PIL: 1.25, OURS_FLOAT: 1.6, OURS: 2.0, PUBLIC: 1.3, READY: 2.5}
 MIN_PSNR_DB, MAX_BIAS = 50, 0.05
 PLACEMENT = Placement(torch.device("cpu"), "fp32", channels_last=True)
 Loader = Callable[[], Iterable[Any]]
@@ -77,13 +84,14 @@ def main() -> int:
     folder = make_data(8, flags.images_per_class, flags.images_per_class // 2, "500x375")
     data = open_dataset(folder / "ILSVRC2012_img_train.tar", None)
     result: dict[str, Any] = {"rounds": flags.rounds, "pixels": compare_pixels(data)}
-    for split in ("train", "val"):
+    splits: tuple[Split, ...] = ("train", "val")
+    for split in splits:
         cases = {name: rate(loader) for name, loader in make_loaders(folder, data, split).items()}
         result[split] = interleave(cases, flags.rounds)
     return report("loader", result, tables, flags)
 
 
-def make_loaders(folder: Path, data: Dataset, split: str) -> dict[str, Loader]:
+def make_loaders(folder: Path, data: Dataset, split: Split) -> dict[str, Loader]:
     """Every way to load a split, by name; ours last."""
     loaders: dict[str, Loader] = {
         REFERENCE: lambda: make_loader(folder, split, SIZE, BATCH, WORKERS),
@@ -92,6 +100,9 @@ def make_loaders(folder: Path, data: Dataset, split: str) -> dict[str, Loader]:
         OURS_PIL: lambda: load_ours(data, split, "pil"),
         OURS_FLOAT: lambda: map(_normalise, load_ours(data, split, "kernel")),
         OURS: lambda: load_ours(data, split, "kernel"),
+        PUBLIC_PIL: lambda: _in_a_dataloader(folder, split, pil_steps(split, SIZE)),
+        PUBLIC: lambda: _in_a_dataloader(folder, split, None),
+        READY: lambda: batches(data_of(folder, split), BATCH, split, num_workers=WORKERS),
     }
     if split == "train":
         loaders[OTHER_PIL] = lambda: load_ours(data, split, "pil", in_threads=True)
@@ -115,7 +126,7 @@ def rate(loader: Loader) -> Callable[[], float]:
     return measure
 
 
-def _tv_io(root: Path, split: str) -> Iterable[Any]:
+def _tv_io(root: Path, split: Split) -> Iterable[Any]:
     crop = (
         [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()]
         if split == "train"
@@ -131,7 +142,7 @@ def _tv_io(root: Path, split: str) -> Iterable[Any]:
     return DataLoader(images, BATCH, shuffle=split == "train", num_workers=WORKERS)
 
 
-def _webdataset(folder: Path, split: str) -> Iterable[Any]:
+def _webdataset(folder: Path, split: Split) -> Iterable[Any]:
     import webdataset as wds
 
     shards = _make_shards(folder, split)
@@ -146,7 +157,28 @@ def _webdataset(folder: Path, split: str) -> Iterable[Any]:
     return DataLoader(images, batch_size=None, num_workers=WORKERS)
 
 
-def _make_shards(folder: Path, split: str) -> list[str]:
+def data_of(folder: Path, split: Split) -> ImageDataset:
+    """The images of the tar of a split, in place."""
+    return open_images(folder / (TRAIN_TAR if split == "train" else VAL_TAR), split)
+
+
+def _in_a_dataloader(folder: Path, split: Split, transform: Any) -> Iterable[Any]:
+    """What the first row does, with our images; without a transform, with our decoder too."""
+    images, is_train = data_of(folder, split), split == "train"
+    images.transform = transform
+    if transform is None:
+        images.decode = RandomCrop(SIZE) if is_train else CentreCrop(SIZE)
+    return DataLoader(
+        images,
+        BATCH,
+        shuffle=is_train,
+        num_workers=WORKERS,
+        drop_last=is_train,
+        multiprocessing_context="fork",
+    )
+
+
+def _make_shards(folder: Path, split: Split) -> list[str]:
     """Two tars of image and class pairs, as webdataset wants them; made once."""
     names = [folder / f"shard-{split}-{number}.tar" for number in range(WORKERS)]
     if not all(name.exists() for name in names):
@@ -168,7 +200,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def load_ours(
     data: Dataset,
-    split: str,
+    split: Split,
     decoder_name: str,
     in_threads: bool | None = None,
     num_readers: int | None = None,
@@ -220,7 +252,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     return [*found, (title, ["what", "found", "target"], rows)]
 
 
-def _split_table(split: str, rates: dict[str, list[float]], rounds: int) -> Table:
+def _split_table(split: Split, rates: dict[str, list[float]], rounds: int) -> Table:
     rows = []
     for name, values in rates.items():
         ratio = describe_ratio(values, rates[REFERENCE]) if name != REFERENCE else ""

@@ -1,8 +1,10 @@
+#!/usr/bin/env python3
 """A folder behind a slow link: an HTTP server on loopback whose answers share one bandwidth."""
 
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +13,22 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dataset.errors import run_command
+from dataset.flags import REQUIRED, flag, make_parser, parse_flags
+
 PIECE = 64 * 1024
+EXAMPLE = "example:\n  python benchmarks/slow_server.py data --seconds 20 --file big.tar"
+
+
+@dataclass(frozen=True)
+class ServerFlags:
+    """The flags of benchmarks/slow_server.py."""
+
+    folder: Path = flag(REQUIRED, "the folder whose files are served", "FOLDER")
+    file: str = flag(REQUIRED, "a file in it, which sets the rate of the link")
+    seconds: float = flag(20.0, "how long the link takes to carry that file")
 
 
 class Bandwidth:
@@ -101,3 +118,17 @@ def serve_folder(folder: Path, bytes_per_s: float) -> Iterator[SlowServer]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def main() -> int:
+    """Serves until it is ended; the first line on stdout is the address."""
+    flags = parse_flags(ServerFlags, make_parser(__doc__, EXAMPLE))
+    rate = (flags.folder / flags.file).stat().st_size / flags.seconds
+    with serve_folder(flags.folder, rate) as server:
+        print(server.url, flush=True)
+        threading.Event().wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

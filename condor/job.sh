@@ -1,5 +1,6 @@
 #!/bin/bash
-# What runs in the slot: check, fetch, train. Only a verified model is returned. condor/train.sub sets the environment.
+# What runs in the slot: check, fetch (or train while the data arrives), train. Only a verified model is returned.
+# condor/train.sub sets the environment.
 #
 # Exit codes: 0 done, 85 stopped with a checkpoint (HTCondor starts this script again), 75 this slot or the network
 # failed (tried again elsewhere), 2 user error, 3 bad data, 4 diverged, 1 crash.
@@ -8,7 +9,7 @@ set -uo pipefail
 mkdir -p out data # first of all: a listed output that does not exist is a hold
 printf -v BEGAN '%(%s)T' -1 # the job's limit counts from here, the fetch included
 export BEGAN PYTHONPATH=$PWD PYTHONUNBUFFERED=1
-: "${DATA:?}" "${EPOCHS:=5}" "${SEED:=0}" "${CHECKPOINT_HOURS:=2}" "${TRAIN:=}" "${FETCH:=}" "${PLUGIN:=false}" "${DATA_MODE:=tar}"
+: "${WEIGHTS:=}" "${DATA:?}" "${EPOCHS:=5}" "${SEED:=0}" "${CHECKPOINT_HOURS:=2}" "${TRAIN:=}" "${FETCH:=}" "${PLUGIN:=false}" "${DATA_MODE:=tar}" "${STREAM:=auto}"
 child='' stopping=''
 
 on_term() {
@@ -75,6 +76,7 @@ if [[ -n ${TRAINYARD_IMAGE:-} ]]; then
     done
 fi
 
+way=$("$python" slot.py way) || leave $?
 device=$("$python" slot.py check) || leave $?
 
 case $DATA in
@@ -82,21 +84,27 @@ case $DATA in
     *://*) source=(data) ;;
     *) source=("$DATA") ;;
 esac
-if [[ $PLUGIN == true ]]; then
+# A source that is down for an hour here may be up elsewhere; the same command goes on where it stopped.
+patience=(--give-up-after 1h ${FEDERATION:+--federation "$FEDERATION"})
+if [[ $way == stream ]]; then # or, where that cannot be, the trainer fetches all of it first
+    source=("$DATA" --data-dir data --stream "$STREAM" "${patience[@]}")
+elif [[ $PLUGIN == true ]]; then
     for url in ${DATA//,/ }; do # HTCondor put the files beside us; after an 85 they are where we put them
         [[ ! -e ${url##*/} ]] || mv "${url##*/}" data/
     done
 elif [[ $DATA == *://* ]]; then
     read -r -a urls <<<"${DATA//,/ } $FETCH"
-    # A source that is down for an hour here may be up elsewhere; the same command goes on where it stopped.
-    run "$python" scripts/fetch_osdf.py --out data --record out --give-up-after 1h \
-        ${FEDERATION:+--federation "$FEDERATION"} "${urls[@]}" || leave $?
+    run "$python" scripts/fetch_osdf.py --out data --record out "${patience[@]}" "${urls[@]}" || leave $?
 fi
 if [[ $DATA_MODE == extract && $DATA == *://* ]]; then
     run "$python" slot.py extract || leave $?
 fi
 
 read -r -a extra <<<"$TRAIN"
+# A file that came along is what --pretrained looks for beside it; without that flag it is given by name.
+if [[ -n $WEIGHTS && " $TRAIN " != *' --pretrained '* ]]; then
+    extra+=(--weights "${WEIGHTS##*/}")
+fi
 limit=$("$python" slot.py deadline)
 run "$python" -m train "${source[@]}" --output out --epochs "$EPOCHS" --seed "$SEED" --device "$device" --save-model \
     --checkpoint-minutes "$("$python" slot.py minutes)" ${limit:+--deadline "$limit"} ${extra[@]+"${extra[@]}"}

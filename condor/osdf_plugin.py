@@ -25,8 +25,9 @@ from dataset.federation.lookup import Options
 from dataset.federation.pelican import parse_target
 from dataset.federation.reach import check_network
 from dataset.federation.tokens import Access, TokenStore
+from dataset.fetch.job import FetchJob
 from dataset.fetch.ledger import Ledger
-from dataset.fetch.object import FetchJob, fetch_object
+from dataset.fetch.object import fetch_object
 from dataset.redaction import redact
 from dataset.untrusted import parse_number
 

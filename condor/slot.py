@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Answers job.sh's questions: does the slot have torch, a GPU, disk, time; is the model trained?"""
+"""Answers job.sh's questions: torch, GPU, disk, time of the slot; how it gets its data; the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDED = ("torch", "torchvision", "numpy", "PIL")
 GB = 1 << 30  # as HTCondor counts
 EXTRA_BYTES = 2 * GB  # checkpoints and the index of the tar, beside the data
 LAST_MINUTES_S = 900.0  # a pilot nearer its end sets no deadline: eviction saves a checkpoint
-USAGE = "give has-torch, check, deadline, minutes, extract or verify CODE; job.sh runs this"
+USAGE = "give has-torch, check, way, deadline, minutes, extract or verify CODE; job.sh runs this"
 LAST_STEP = Path("last_step")  # names the newest checkpoint at the last stop
 
 
@@ -111,6 +111,25 @@ def name_decoder() -> str:
         "JPEG decoder: Pillow, at about half the kernel's speed; build the kernel where you submit "
         "(`make setup`, with gcc and libjpeg-turbo's headers): it travels with train/"
     )
+
+
+def choose_way(env: Mapping[str, str]) -> str:
+    """'stream' if the trainer gets the URLs themselves, 'fetch' if their files come first."""
+    stream, data = env.get("STREAM") or "auto", env.get("DATA", "")
+    if stream not in ("auto", "never", "always"):
+        raise SlotError(f"STREAM={stream}: give auto, never or always", 2)
+    urls = data.split(",") if "://" in data else []
+    is_tars = 1 <= len(urls) <= 2 and all(u.partition("?")[0].endswith(".tar") for u in urls)
+    reasons = {
+        "PLUGIN=true": env.get("PLUGIN") == "true",
+        "DATA_MODE=extract": env.get("DATA_MODE") == "extract",
+        "FETCH": bool(env.get("FETCH")),
+        "a DATA other than the URLs of one or two tars": not is_tars,
+    }
+    obstacle = next((name for name, is_so in reasons.items() if is_so), "")
+    if stream == "always" and obstacle:
+        raise SlotError(f"STREAM=always does not go with {obstacle}; leave one of them out", 2)
+    return "fetch" if obstacle or stream == "never" else "stream"
 
 
 def find_deadline(env: Mapping[str, str], now: float) -> float | None:
@@ -213,6 +232,8 @@ def main(arguments: list[str]) -> int:
         elif question == "check":
             print(check(env))
             print(name_decoder(), file=sys.stderr)
+        elif question == "way":
+            print(choose_way(env))
         elif question == "deadline":
             deadline = find_deadline(env, time.time())
             print("" if deadline is None else f"{deadline:.0f}")

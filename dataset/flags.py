@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,14 @@ def flag(default: Any, text: str | None, *names: str, **options: Any) -> Any:
 def flags_of(config: type, title: str) -> Any:
     """A field that is a dataclass of flags itself: a part of the help with its own title."""
     return dataclasses.field(default_factory=config, metadata={"group": title})
+
+
+def parse_duration(name: str, text: str) -> float:
+    """Seconds of '90', '30m', '6h' or '2d', the value of a flag of this name."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not match:
+        raise UserError(f"{name} {text!r}: give seconds, or 30m, 6h, 2d")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -64,6 +73,14 @@ def parse_flags(
     return made
 
 
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words before -- (ours), and those after it (another command's)."""
+    if "--" not in words:
+        return words, []
+    cut = words.index("--")
+    return words[:cut], words[cut + 1 :]
+
+
 def _add_flags(
     parser: argparse._ActionsContainer, config: Any, metavars: Mapping[type, str] | None
 ) -> None:
@@ -92,7 +109,7 @@ def _add_flag(
     names: tuple[str, ...] = spec.metadata["names"]
     if spec.default is not REQUIRED:
         options["default"] = spec.default
-    kind = _find_kind(hint)
+    kind = find_kind(hint)
     if kind is not bool and "type" not in options:
         options["type"] = kind
     if names and not names[0].startswith("-"):
@@ -110,7 +127,7 @@ def _add_flag(
     place.add_argument(*names, dest=spec.name, required=spec.default is REQUIRED, **options)
 
 
-def _find_kind(hint: Any) -> Any:
+def find_kind(hint: Any) -> Any:
     """The type of one value: int of `int`, of `int | None` and of `tuple[int, ...]`."""
     if isinstance(hint, types.UnionType):
         hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))

@@ -59,6 +59,8 @@ _VAL = PublishedArchive(
     1000,
     50000,
 )
+# MD5 of an archive -> SHA-256 of the indexes that were made from exactly its bytes; none so far.
+PROVEN_INDEXES: dict[str, frozenset[str]] = {}
 
 
 def published_archives() -> dict[int, PublishedArchive]:

@@ -32,6 +32,14 @@ def require_packages(*names: str) -> None:
         raise SystemExit(USER_MISTAKE)
 
 
+def require_extra(name: str, install: str) -> None:
+    """The same for a package that this command alone needs; `install` gets it."""
+    if find_spec(name) is None:
+        text = f"error: {sys.executable} has no {name}, which this command needs; {install}"
+        print(text, file=sys.stderr, flush=True)
+        raise SystemExit(USER_MISTAKE)
+
+
 def find_problem(*names: str) -> str:
     """What this Python lacks and how to fix it, or an empty string."""
     version = ".".join(map(str, sys.version_info[:3]))

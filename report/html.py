@@ -87,14 +87,17 @@ def _class(column: Column, cell: Cell | None = None) -> str:
 
 def charts_html(charts: Sequence[Chart]) -> str:
     """Pictures side by side where there is room."""
-    if not charts:
-        return ""
-    figures = "".join(
-        f'<figure data-name="{escape(c.name)}"><figcaption>{escape(c.title)}</figcaption>{c.svg}'
-        "</figure>\n"
-        for c in charts
-    )
-    return f'<div class="charts">{figures}</div>\n'
+    return side_by_side([figure_html(chart) for chart in charts])
+
+
+def side_by_side(figures: Sequence[str]) -> str:
+    return f'<div class="charts">{"".join(figures)}</div>\n' if figures else ""
+
+
+def figure_html(chart: Chart) -> str:
+    """One picture with its title."""
+    caption = f"<figcaption>{escape(chart.title)}</figcaption>"
+    return f'<figure data-name="{escape(chart.name)}">{caption}{chart.svg}</figure>\n'
 
 
 def notes_html(notes: Sequence[str], is_warning: bool = False) -> str:

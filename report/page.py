@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from report.curves import accuracy_table, learning_charts
+from report.evaluation import Evaluation
+from report.evaluation_html import evaluations_html
 from report.html import (
     Section,
     charts_html,
@@ -21,11 +23,18 @@ from report.provenance import run_table, settings_tables
 from report.runs import ReportedRun
 from report.scaling import Study
 from report.scaling_tables import scaling_table
+from report.search.charts import search_charts
+from report.search.importance import find_importances
+from report.search.tables import importance_table, trial_table
+from report.search.trials import Search, find_best
 from report.stages import StageFigures, stage_table
+from report.streams import stream_table
 from report.table import Cell, Column, Table
-from report.words import choose_device_time, name_sizes
+from report.words import choose_device_time, count, name_sizes
+from report.workflows import placement_table, workflow_table
 
 if TYPE_CHECKING:
+    from report.grid.replay import Replay
     from report.grid.report import GridReport
 
 MAX_STUDIES = 20  # with pictures; further ones are in the tables only
@@ -39,9 +48,13 @@ class Contents:
     runs: Sequence[ReportedRun] = ()
     studies: Sequence[Study] = ()
     epochs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    evaluations: Sequence[Evaluation] = ()
     stages: Sequence[StageFigures] = ()
     published_stages: Sequence[StageFigures] = ()
     grids: Sequence[GridReport] = ()
+    replays: Sequence[Replay] = ()
+    searches: Sequence[Search] = ()
+    stage_records: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     target_acc1: float | None = None
     made_by: str = ""
@@ -58,8 +71,11 @@ def build_page(contents: Contents) -> str:
         Section("scaling", "Scaling", _scaling(contents, with_pictures)),
         Section("time", "Where the time went", _time(contents, with_pictures)),
         Section("learning", "Loss and accuracy", _learning(contents, with_pictures)),
+        Section("evaluation", "Evaluation", evaluations_html(contents.evaluations, with_pictures)),
+        Section("search", "Search", _searches(contents, with_pictures)),
         Section("stages", "Stages", _stages(contents)),
         Section("grid", "Grid", _grid(contents, with_pictures)),
+        Section("replay", "Replay", _replays(contents, with_pictures)),
         Section("provenance", "Provenance", _provenance(contents)),
     ]
     return render_page(contents.title, _lead(contents), sections, contents.made_by)
@@ -70,6 +86,7 @@ def _lead(contents: Contents) -> str:
     counts = [
         (len(contents.runs), "run", "runs"),
         (len(contents.studies), "study", "studies"),
+        (len(contents.searches), "search", "searches"),
         (sum(len(grid.jobs) for grid in contents.grids), "grid job", "grid jobs"),
     ]
     return ", ".join(f"{n} {one if n == 1 else many}" for n, one, many in counts if n)
@@ -92,6 +109,11 @@ def _summary(contents: Contents) -> str:
         time = choose_device_time((run.gpu for run in done), [hours])
         words = time.heading if time.heading.startswith("GPU") else time.heading.lower()
         tiles.append((time.show(hours), words))
+    for search in contents.searches:
+        best_trial = find_best(search.trials, search.metric)
+        if best_trial is not None:
+            words = f"best {search.metric} of {count(len(search.trials), 'trial')}"
+            tiles.append((f"{best_trial.value:.4g}", words))
     for grid in contents.grids:
         good = sum(job.succeeded for job in grid.jobs)
         tiles.append((f"{good} of {len(grid.jobs)}", "grid jobs succeeded"))
@@ -141,6 +163,9 @@ def _time(contents: Contents, with_pictures: bool) -> str:
         fit = _fit_table(study)
         if fit is not None:
             parts.append(table_html(fit))
+    streams = stream_table([(run.run_id, run.record) for run in contents.runs])
+    if streams is not None:
+        parts.append(table_html(streams))
     return charts_html(charts) + "".join(parts)
 
 
@@ -182,11 +207,27 @@ def _learning(contents: Contents, with_pictures: bool) -> str:
     return body + (table_html(table) if table else "")
 
 
+def _searches(contents: Contents, with_pictures: bool) -> str:
+    parts = []
+    for index, search in enumerate(contents.searches):
+        importances = find_importances(search)
+        if with_pictures and index < MAX_STUDIES:
+            parts.append(charts_html(_numbered(search_charts(search, importances), index)))
+        title = f"Trials of the search {search.name}"
+        trials = trial_table(search.trials, search.metric, title).without_empty_columns()
+        tables = [trials, importance_table(search, importances)]
+        parts += [table_html(table) for table in tables if table is not None]
+    return "".join(parts)
+
+
 def _stages(contents: Contents) -> str:
     if not contents.stages:
         return ""
     table = stage_table(contents.stages, contents.published_stages)
-    return table_html(table) if table else ""
+    tables = [table] if table else []
+    if contents.published_stages:
+        tables += [workflow_table(contents.searches, contents.stage_records), placement_table()]
+    return "".join(map(table_html, tables))
 
 
 def _grid(contents: Contents, with_pictures: bool) -> str:
@@ -215,6 +256,24 @@ def _grid(contents: Contents, with_pictures: bool) -> str:
             if figure is not None:
                 charts.append(foreign_chart(f"{name}-{index}", figure))
         parts.append(f"{charts_html(charts)}{''.join(map(table_html, make_tables(grid)))}")
+    return "".join(parts)
+
+
+def _replays(contents: Contents, with_pictures: bool) -> str:
+    """Jobs of the grid with other ways to bring their data."""
+    if not contents.replays:
+        return ""
+    from report.grid.plots import draw_replay
+    from report.grid.replay import make_replay_tables
+
+    parts = []
+    for index, replay in enumerate(contents.replays):
+        figures = draw_replay(replay) if with_pictures else []
+        charts = [
+            foreign_chart(f"replay-{index}-{place}", figure) for place, figure in enumerate(figures)
+        ]
+        tables = "".join(map(table_html, make_replay_tables(replay)))
+        parts.append(f"{charts_html(charts)}{tables}")
     return "".join(parts)
 
 

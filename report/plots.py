@@ -63,7 +63,7 @@ def scaling_charts(study: Study) -> list[Chart]:
 
 
 def _efficiency_chart(study: Study, points: Sequence[ScalingPoint]) -> Chart:
-    figure, axes = _new_figure()
+    figure, axes = new_figure()
     _log2_axis(axes, study, [point.num_gpus for point in points])
     axes.axhline(100, color=GRID, linestyle="--", label="ideal")
     _draw_points(axes, [(p, _spread(p, 1.0)) for p in points if p.done], SERIES[0], "end to end")
@@ -73,13 +73,13 @@ def _efficiency_chart(study: Study, points: Sequence[ScalingPoint]) -> Chart:
     _draw_predictions(axes, points, 1.0)
     axes.set_ylim(0, max(110.0, *axes.get_ylim()))
     axes.set_ylabel("scaling efficiency (%)")
-    return _finish(figure, axes, "efficiency", f"Scaling efficiency, {_name(study)}")
+    return finish_chart(figure, axes, "efficiency", f"Scaling efficiency, {_name(study)}")
 
 
 def _speedup_chart(study: Study, points: Sequence[ScalingPoint]) -> Chart:
     baseline = study.baseline
     assert baseline is not None, "drawn only for a study with a baseline"
-    figure, axes = _new_figure()
+    figure, axes = new_figure()
     sizes = [point.num_gpus for point in points]
     _log2_axis(axes, study, sizes)
     axes.set_yscale("log", base=2)
@@ -95,7 +95,7 @@ def _speedup_chart(study: Study, points: Sequence[ScalingPoint]) -> Chart:
         axes.plot(steps, fitted, "-", color=SERIES[2], linewidth=1, label="fit")
     _draw_predictions(axes, points, 1 / (100 * baseline.num_gpus), by_size=True)
     axes.set_ylabel(f"speed-up over {baseline.num_gpus} {study.unit}")
-    return _finish(figure, axes, "speedup", f"Speed-up, {_name(study)}")
+    return finish_chart(figure, axes, "speedup", f"Speed-up, {_name(study)}")
 
 
 def phase_chart(study: Study) -> Chart | None:
@@ -104,7 +104,7 @@ def phase_chart(study: Study) -> Chart | None:
     shares = [(point, phases) for point, phases in shares if phases]
     if not shares:
         return None
-    figure, axes = _new_figure()
+    figure, axes = new_figure()
     labels = [str(point.num_gpus) for point, _ in shares]
     left = [0.0] * len(shares)
     for name, colour in zip(PHASES, SERIES, strict=False):
@@ -116,14 +116,14 @@ def phase_chart(study: Study) -> Chart | None:
     axes.set_xlim(0, 100)
     axes.set_ylabel(study.units)
     axes.set_xlabel("share of the wall clock (%)")
-    return _finish(figure, axes, "phases", f"Where the time went, {_name(study)}", columns=4)
+    return finish_chart(figure, axes, "phases", f"Where the time went, {_name(study)}", columns=4)
 
 
 def curve_chart(name: str, title: str, ylabel: str, curves: Sequence[Curve]) -> Chart | None:
     """Lines by epoch; at most as many as there are colours get a name in the legend."""
     if not curves:
         return None
-    figure, axes = _new_figure()
+    figure, axes = new_figure()
     for index, curve in enumerate(curves):
         label = to_label(curve.label) if index < len(SERIES) else None
         marker = "o-" if len(curve.x) < 20 else "-"
@@ -131,7 +131,7 @@ def curve_chart(name: str, title: str, ylabel: str, curves: Sequence[Curve]) -> 
     axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("epoch")
     axes.set_ylabel(ylabel)
-    return _finish(figure, axes, name, title, columns=2)
+    return finish_chart(figure, axes, name, title, columns=2)
 
 
 def foreign_chart(name: str, figure: Figure) -> Chart:
@@ -198,7 +198,8 @@ def _log2_axis(axes: Axes, study: Study, sizes: Sequence[int]) -> None:
     axes.set_xlabel(study.units)
 
 
-def _new_figure() -> tuple[Figure, Axes]:
+def new_figure() -> tuple[Figure, Axes]:
+    """An empty picture in the page's ink."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), layout="constrained")
@@ -216,7 +217,7 @@ def _new_figure() -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _finish(figure: Figure, axes: Axes, name: str, title: str, columns: int = 2) -> Chart:
+def finish_chart(figure: Figure, axes: Axes, name: str, title: str, columns: int = 2) -> Chart:
     """The chart with its legend below, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:

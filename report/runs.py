@@ -11,6 +11,7 @@ from typing import Any
 from dataset.errors import CommandError, DataError, UserError
 from report.published_table import read_csv
 from report.record_shape import shape_record, shorten, to_number, to_positive, to_whole
+from report.search.trials import TRIAL_FILE
 from train.records.record import RUN_FILE, find_runs, read_run
 
 CSV_COLUMNS = ("gpu", "batch_size", "num_nodes", "num_gpus", "lr", "wall_clock_s")
@@ -70,6 +71,8 @@ def load_runs(
                 "give folders that hold run.json files"
             )
     for folder in find_runs(folders):
+        if (folder / TRIAL_FILE).exists():  # of a search, which is shown as a whole
+            continue
         try:
             record, odd = shape_record(read_run(folder))
             if odd:

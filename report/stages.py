@@ -12,12 +12,13 @@ from typing import Any
 from dataset.errors import DataError
 from report.published_table import cite
 from report.record_shape import MAX_CHARS, is_number, to_number
+from report.search.trials import TRIAL_FILE
 from report.table import Cell, Column, Table, Value
 from report.words import count
 from train.records.record import STAGES_FILE, iter_lines
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "run_results" / "published" / "works21_stages.csv"
-# Our stages in the study's terms; it tunes hyper-parameters too, which is shown as published.
+# Our stages in the study's terms; the stages of a search's trials are its hpo.
 STUDY_STAGE = {
     "fetch": "preprocess",
     "index": "preprocess",
@@ -60,16 +61,21 @@ class StageFigures:
 
 
 def load_stages(paths: Sequence[Path]) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """The stage records at or below the paths, and a note for each file with torn lines."""
+    """The stage records at or below the paths, and a note for each file with torn lines.
+
+    Those of a trial name the folder of its search.
+    """
     records: list[Mapping[str, Any]] = []
     notes = []
     for path in paths:
         files = sorted(path.rglob(STAGES_FILE)) if path.is_dir() else []
         for file in [path] if path.name == STAGES_FILE else files:
+            is_trial = (file.parent / TRIAL_FILE).exists()
+            search = {"search": str(file.parent.parent)} if is_trial else {}
             num_torn = 0
             for record in iter_lines(file):
                 if record is not None and is_number(record.get("seconds")):
-                    records.append(record)
+                    records.append(record | search)
                 else:
                     num_torn += 1
             if num_torn:
@@ -78,11 +84,38 @@ def load_stages(paths: Sequence[Path]) -> tuple[list[Mapping[str, Any]], list[st
 
 
 def summarise_stages(records: Sequence[Mapping[str, Any]]) -> list[StageFigures]:
-    """Our stages, each over all its measurements that ended well."""
+    """Our stages, each over all its measurements that ended well; a search is one stage."""
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    searches: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
-        if record.get("status", "done") == "done":
+        if record.get("status", "done") != "done":
+            continue
+        if "search" in record:
+            searches[str(record["search"])].append(record)
+        else:
             groups[str(record.get("stage"))[:MAX_CHARS]].append(record)
+    return [*_summarise_groups(groups), *(_sum_up(*item) for item in searches.items())]
+
+
+def _sum_up(folder: str, group: Sequence[Mapping[str, Any]]) -> StageFigures:
+    """A search as the study counts it: one job, with all that its trials read, wrote and used."""
+    seconds = sum(float(record["seconds"]) for record in group)
+    return StageFigures(
+        stage="hpo",
+        workflow="this one",
+        step=f"search {Path(folder).name}"[:MAX_CHARS],
+        io_read_mb=_total(group, "bytes_read", MB),
+        io_write_mb=_total(group, "bytes_written", MB),
+        avg_cpu_pct=_mean_over_time(group, "cpu_pct"),
+        peak_memory_gb=_peak(group, "peak_rss_bytes"),
+        avg_gpu_pct=_mean_over_time(group, "gpu_pct"),
+        peak_gpu_memory_gb=_peak(group, "peak_gpu_memory_bytes"),
+        avg_exec_s=seconds,
+        num_measured=1,
+    )
+
+
+def _summarise_groups(groups: Mapping[str, list[Mapping[str, Any]]]) -> list[StageFigures]:
     return [
         StageFigures(
             stage=STUDY_STAGE.get(stage, stage),
@@ -143,7 +176,8 @@ def stage_table(
     rows = tuple(_cells(figure) for figure in figures)
     notes = [
         "I/O is what the processes asked to read and write, page cache included; the published "
-        "study saw it through Darshan.",
+        "study saw it through Darshan. A search is counted as one job: its trials added up, one "
+        "after another.",
     ]
     if published:
         notes.append(cite(PUBLISHED))
@@ -165,6 +199,19 @@ def _text(value: Value) -> str:
 def _mean(group: Sequence[Mapping[str, Any]], key: str, unit: float) -> float | None:
     values = [value for record in group if (value := to_number(record.get(key))) is not None]
     return sum(values) / len(values) / unit if values else None
+
+
+def _total(group: Sequence[Mapping[str, Any]], key: str, unit: float) -> float | None:
+    mean = _mean(group, key, unit)
+    return None if mean is None else mean * len(group)
+
+
+def _mean_over_time(group: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The mean of a share, in which a long stage counts for more than a short one."""
+    pairs = [(to_number(record.get(key)), float(record["seconds"])) for record in group]
+    known = [(value, seconds) for value, seconds in pairs if value is not None and seconds > 0]
+    total_s = sum(seconds for _, seconds in known)
+    return sum(value * seconds for value, seconds in known) / total_s if known else None
 
 
 def _peak(group: Sequence[Mapping[str, Any]], key: str) -> float | None:

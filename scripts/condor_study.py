@@ -23,8 +23,9 @@ from dataset.errors import CommandError, UserError, run_command
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target
 from dataset.federation.reach import check_network
+from dataset.fetch.job import FetchJob
 from dataset.fetch.ledger import Ledger
-from dataset.fetch.object import FetchJob, fetch_object
+from dataset.fetch.object import fetch_object
 from dataset.fetch.request import Request
 from dataset.fetch.size import find_size
 from dataset.fetch.urls import is_collection

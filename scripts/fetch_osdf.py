@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from dataset.federation.lookup import Options
 from dataset.fetch.inspect import describe_sources
 from dataset.fetch.request import METHODS, Request, Summary
 from dataset.fetch.urls import fetch_urls
-from dataset.flags import REQUIRED, flag, make_parser, parse_flags
+from dataset.flags import REQUIRED, flag, make_parser, parse_duration, parse_flags
 from dataset.redaction import redact_all
 from train.records.record import STAGES_FILE
 from train.records.stage_meter import StageMeter, measure_stage
@@ -100,7 +99,7 @@ class FetchFlags:
         return Options(
             connections=self.connections,
             stall_s=self.stall_seconds,
-            give_up_s=_read_duration(self.give_up_after),
+            give_up_s=parse_duration("--give-up-after", self.give_up_after),
             missing_s=self.missing_seconds,
             max_caches=self.caches,
             require_digest=self.require_digest,
@@ -126,14 +125,6 @@ class FetchFlags:
             method=self.method,
             own_files=self.own_files,
         )
-
-
-def _read_duration(text: str) -> float:
-    """Seconds of '90', '30m', '6h' or '2d'."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if not match:
-        raise UserError(f"--give-up-after {text!r}: give seconds, or 30m, 6h, 2d")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def main() -> int:

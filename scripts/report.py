@@ -18,14 +18,17 @@ from dataset.packages import require_packages
 require_packages("numpy", "matplotlib")
 
 from dataset.durable import writing_whole
-from dataset.errors import UserError, run_command
+from dataset.errors import CommandError, UserError, run_command
 from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from report.curves import load_epochs
+from report.evaluation import find_predictions, load_evaluations
 from report.grid.osg_study import is_study_table
+from report.grid.replay import is_replay, read_replay
 from report.grid.report import GridReport, report_logs, report_tables
 from report.page import Contents, build_page
 from report.runs import ReportedRun, load_runs
 from report.scaling import build_studies
+from report.search.trials import SEARCH_FILE, Search, find_searches, load_search
 from report.stages import load_stages, read_published_stages, summarise_stages
 from report.words import parse_counts
 from train.records.record import RUN_FILE, STAGES_FILE
@@ -46,7 +49,8 @@ class ReportFlags:
 
     inputs: tuple[Path, ...] = flag(
         REQUIRED,
-        "run folders, folders of runs, published CSVs, HTCondor event logs",
+        "run folders, folders of runs, predictions.csv, published CSVs, HTCondor event logs, "
+        "osg_week.json",
         "RUNS_AND_LOGS",
         nargs="+",
     )
@@ -70,8 +74,11 @@ class Inputs:
 
     runs: list[Path] = field(default_factory=list)
     stages: list[Path] = field(default_factory=list)
+    evaluations: list[Path] = field(default_factory=list)
     grid_tables: list[Path] = field(default_factory=list)
     event_logs: list[Path] = field(default_factory=list)
+    replays: list[Path] = field(default_factory=list)
+    searches: list[Path] = field(default_factory=list)
 
 
 def main() -> int:
@@ -90,33 +97,59 @@ def main() -> int:
 def _read(inputs: Inputs, flags: ReportFlags) -> Contents:
     """What the page shows; what cannot be used is a note on it."""
     records, notes = load_stages(inputs.stages)
+    replays = [read_replay(path) for path in inputs.replays]
     grids, grid_notes = _read_grids(inputs)
-    notes += grid_notes
+    searches, search_notes = _read_searches(inputs)
+    notes += grid_notes + search_notes
     runs: list[ReportedRun] = []
     if inputs.runs:
         try:
             runs, run_notes = load_runs(inputs.runs, flags.epochs)
             notes += run_notes
         except UserError as error:
-            if not records and not grids:
+            if not (records or grids or replays or searches):
                 raise
-            notes.append(str(error))
+            if not searches:
+                notes.append(str(error))
     epochs, epoch_notes = load_epochs(runs)
-    if not runs and not records and not grids:
+    evaluations, evaluation_notes = load_evaluations(inputs.evaluations)
+    notes += evaluation_notes
+    if not (runs or records or grids or replays or evaluations or searches):
         given = ", ".join(map(str, flags.inputs))
-        raise UserError(f"no runs, stages or grid jobs in {given}; give run folders or event logs")
+        reason = f" ({evaluation_notes[0]})" if evaluation_notes else ""
+        fix = "give run folders or event logs"
+        raise UserError(f"no runs, stages or grid jobs in {given}{reason}; {fix}")
     return Contents(
         title=flags.title,
         runs=runs,
         studies=build_studies(runs, flags.predict),
         epochs=epochs,
+        evaluations=evaluations,
         stages=summarise_stages(records),
         published_stages=read_published_stages(),
         grids=grids,
+        replays=replays,
+        searches=searches,
+        stage_records=records,
         notes=notes + epoch_notes,
         target_acc1=flags.target_acc1,
         made_by="Made by scripts/report.py from " + ", ".join(str(path) for path in flags.inputs),
     )
+
+
+def _read_searches(inputs: Inputs) -> tuple[list[Search], list[str]]:
+    """The searches, and notes on what of them cannot be read."""
+    searches: list[Search] = []
+    notes: list[str] = []
+    for folder in find_searches(inputs.searches):
+        try:
+            search, more = load_search(folder)
+        except CommandError as error:
+            notes.append(f"left out: {error}")
+            continue
+        searches.append(search)
+        notes += more
+    return searches, notes
 
 
 def _read_grids(inputs: Inputs) -> tuple[list[GridReport], list[str]]:
@@ -141,6 +174,8 @@ def sort_inputs(paths: Sequence[Path]) -> Inputs:
             raise UserError(f"no such file or folder: {path}; give run folders, CSVs or event logs")
         if path.is_dir():
             _sort_folder(path, inputs)
+        elif find_predictions(path):
+            inputs.evaluations.append(path)
         elif path.suffix == ".csv":
             (inputs.grid_tables if is_study_table(path) else inputs.runs).append(path)
         elif path.name == STAGES_FILE:
@@ -148,6 +183,8 @@ def sort_inputs(paths: Sequence[Path]) -> Inputs:
         elif path.name == RUN_FILE:
             inputs.runs.append(path)
             inputs.stages.append(path.parent)
+        elif path.suffix == ".json" and is_replay(path):
+            inputs.replays.append(path)
         elif is_event_log(path):
             inputs.event_logs.append(path)
         else:
@@ -156,10 +193,16 @@ def sort_inputs(paths: Sequence[Path]) -> Inputs:
 
 
 def _sort_folder(folder: Path, inputs: Inputs) -> None:
-    names = {RUN_FILE: inputs.runs, STAGES_FILE: inputs.stages}
+    names = {
+        RUN_FILE: inputs.runs,
+        STAGES_FILE: inputs.stages,
+        SEARCH_FILE: inputs.searches,
+    }
     for name, where in names.items():
         if next(folder.rglob(name), None) is not None:
             where.append(folder)
+    if find_predictions(folder):
+        inputs.evaluations.append(folder)
     inputs.event_logs += [path for path in sorted(folder.rglob("*.log")) if is_event_log(path)]
 
 

@@ -18,18 +18,13 @@ from dataset.packages import require_packages
 require_packages("numpy", "submitit", "torch")
 
 from dataset.errors import DONE, run_command
-from dataset.flags import REQUIRED, flag, flags_of, make_parser, parse_flags
+from dataset.flags import REQUIRED, flag, flags_of, make_parser, parse_flags, split_words
 from report.table import to_json, to_markdown
 from report.words import count, parse_counts
-from scripts.study.jobs import describe
-from scripts.study.plan import (
-    CLUSTERS,
-    SlurmOptions,
-    StudyPlan,
-    describe_pin,
-    make_runs,
-    relative_data,
-)
+from scripts.jobs.run_folder import relative_data
+from scripts.jobs.submit import describe
+from scripts.jobs.train_run import CLUSTERS, SlurmOptions
+from scripts.study.plan import StudyPlan, describe_pin, make_runs
 from scripts.study.run_study import ask_study, cancel_study, run_study
 from scripts.study.study_file import STUDY_FILE, StudyFile, extend_study, read_study
 
@@ -104,7 +99,7 @@ def main() -> int:
         return _resume(_parse_old(ResumeFlags, words))
     if command == "cancel":
         return _cancel(_parse_old(OldStudy, words))
-    ours, train_flags = _split(words)
+    ours, train_flags = split_words(words)
     return _start(parse_flags(NewStudy, make_parser(__doc__, EXAMPLE), ours), train_flags)
 
 
@@ -120,7 +115,7 @@ def _start(flags: NewStudy, train_flags: list[str]) -> int:
     runs = make_runs(plan, folder)
     if flags.dry_run:
         for _, same_size in groupby(runs, key=lambda run: run.num_gpus):
-            print(describe(plan, list(same_size), folder))
+            print(describe(plan.place, list(same_size), folder))
         if pin := describe_pin(plan, folder):
             log.info("%s", pin)
         return DONE
@@ -150,14 +145,6 @@ def _cancel(flags: OldStudy) -> int:
 def _resume(flags: ResumeFlags) -> int:
     folder = flags.folder.absolute()
     return run_study(read_study(folder), folder, wait=not flags.no_wait)
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words before -- (ours), and those after it (the trainer's)."""
-    if "--" not in words:
-        return words, []
-    cut = words.index("--")
-    return words[:cut], words[cut + 1 :]
 
 
 if __name__ == "__main__":

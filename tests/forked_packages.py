@@ -8,7 +8,7 @@ STANDARD = (
 )  # fmt: skip
 PACKAGES = (
     "numpy", "PIL.Image", "matplotlib.figure", "matplotlib.backends.backend_agg",
-    "matplotlib.backends.backend_svg", "submitit", "tqdm",
+    "matplotlib.backends.backend_svg", "submitit", "tqdm", "optuna",
 )  # fmt: skip
 
 for name in STANDARD + PACKAGES:

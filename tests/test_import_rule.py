@@ -31,14 +31,29 @@ MAY_IMPORT = {
     ),
     "dataset": (BASE,),
     "train.ranks": (BASE, "train.ranks"),
-    "train.data": (BASE, "dataset.archive", "train.ranks", "train.data"),
-    "train": (BASE, "dataset.federation", "dataset.archive", "dataset.fetch", "train"),
+    "train.data": (
+        BASE,
+        "dataset.archive",
+        "dataset.stream.arrivals",
+        "dataset.stream.spec",
+        "train.ranks",
+        "train.data",
+    ),
+    "train": (
+        BASE,
+        "dataset.federation",
+        "dataset.archive",
+        "dataset.fetch",
+        "dataset.stream",
+        "train",
+    ),
     "report.grid": (
         "report.grid",
         "report.table",
         "report.words",
         "report.published_table",
         "report.record_shape",
+        "report.streams",
         "train.records.record",
         "dataset.errors",
     ),
@@ -46,15 +61,27 @@ MAY_IMPORT = {
     "scripts": ("scripts", "report", "train", "dataset"),
     "benchmarks": ("benchmarks", "scripts", "report", "train", "dataset"),
 }
-# train reaches fetch through one module, and archive through these.
+# train reaches fetch through one module, the fetcher of a stream too, and archive through these.
 ONLY_DOORS = {
     "dataset.fetch": {"train.open_data"},
     "dataset.archive": {
         "train.data.sources",
         "train.data.splits",
+        "train.data.stream_source",
         "train.data.tar_layout",
         "train.records.classes",
+        "train.streaming",
     },
+    "dataset.stream.arrivals": {
+        "train.data.needs",
+        "train.data.stream_source",
+        "train.stream_end",
+        "train.streaming",
+    },
+    "dataset.stream.spec": {"train.data.needs", "train.streaming"},
+    "dataset.stream.plan": {"train.streaming"},
+    "dataset.stream.keeper": {"train.streaming"},
+    "dataset.stream.fetcher": set(),
 }
 # What a room needs beyond the standard library when its modules are imported.
 NEEDS = {
@@ -77,6 +104,7 @@ WITHOUT_TORCH = [
     "train.records.phases",
     "train.run_folder",
     "train.data.splits",
+    "train.data.needs",
     "train.data.readers",
     "train.data.sample_order",
     "train.data.tar_layout",

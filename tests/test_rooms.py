@@ -65,7 +65,7 @@ def test_a_room_is_small_enough_to_read_its_names(room: str) -> None:
 @pytest.mark.parametrize("room", PACKAGES)
 def test_tests_mirror_the_rooms(room: str) -> None:
     """A room has its folder of tests, unless it is tested by its script alone."""
-    own = {"scripts/study"}  # tests/scripts/test_scaling_study.py
+    own = {"scripts/jobs", "scripts/study"}  # tests/scripts/test_scaling_study.py
     assert room in own or (ROOT / "tests" / room).is_dir()
 
 

@@ -7,13 +7,14 @@ run           the story: prepare, train, evaluate, stop or finish
 attempt       a rank before it is prepared: joins, or ends with the others
 prepare       from flags to a trainer that can start
 open_data     the data, fetched and opened once a node
+streaming     a run whose tar is still arriving: planned, fetched by need
+stream_end    its end: classes proven, the tar verified
+torch_data    the same data for any PyTorch loop: open_images, batches
 run_folder    the folder of a run: given, found again or new; locked
 device        which device a rank computes on
-model         the network, and weights in and out
 recipe_table  every published value, with its source
 recipe        what a batch size gets, and the schedules
 optim         LARS, the optimisers, the moving average
-batch_norm    batch norm that does not depend on the ranks
 step          one optimiser step: the hot path
 microbatch    as many images at once as every GPU takes
 feed          the batches from where a run stands
@@ -24,6 +25,7 @@ failure       how a run ends badly, said once
 
 ranks/        the ranks of a job: who they are, how they meet, talk and stop together
 data/         images to batches
+network/      the network that is trained
 records/      what a run writes down
 checkpoints/  states on the disk: whole or not at all, found again, gone on from
 """

@@ -18,6 +18,7 @@ from train.ranks.launch import Launch
 from train.records.phases import PhaseClock
 from train.records.recorder import Recorder, is_recorded_as_done
 from train.run_folder import default_output, lock_folder
+from train.streaming import Stream
 
 
 class Attempt:
@@ -29,6 +30,8 @@ class Attempt:
         self.cfg, self.launch, self.device = cfg, launch, device
         self.comm, self.clock = Comm(launch), PhaseClock(started_s)
         self.interrupt = Interrupt(self.comm, cfg.deadline)  # until the ranks agree on a deadline
+        self.stream = Stream(cfg, launch, self.comm)
+        self.clock.read_network_s = self.stream.waited_s
         self.recorder: Recorder | None = None  # rank 0's, once it writes to the run's folder
         self._has_joined = False
 
@@ -73,4 +76,5 @@ class Attempt:
         """Called by the watching thread: the main thread may hang in a collective."""
         print(f"rank {self.launch.rank} ends because of {message}", file=sys.stderr, flush=True)
         record_failure(self.open_record, message, code)
+        self.stream.close()
         os._exit(code)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dataset.errors import UserError
-from dataset.flags import flag, make_parser, parse_flags
+from dataset.flags import flag, make_parser, parse_duration, parse_flags
 from dataset.redaction import redact_name
 
 EXAMPLE = """examples:
@@ -35,7 +36,11 @@ class TrainConfig:
     """The flags of `python -m train`; None: taken from the recipe, the device or the launch."""
 
     data: str = flag(
-        "", "folder with train/ and val/, folder or URL with the ILSVRC tars", "DATA", nargs="?"
+        "",
+        "folder with train/ and val/, folder or URL with the ILSVRC tars, or URL,URL of the tars "
+        "of training and validation",
+        "DATA",
+        nargs="?",
     )
     arch: str = flag("resnet50", "a torchvision classification model", "-a", "--arch")
     epochs: int = flag(90, "passes over the training set", "--epochs")
@@ -70,7 +75,7 @@ class TrainConfig:
     order: str = flag(
         "auto",
         "order of the samples; streamed: along the tar (docs/training.md); auto: the checkpoint's, "
-        "else uniform",
+        "else streamed for data that is still arriving, uniform for local data",
         choices=("auto", "uniform", "streamed"),
     )
     image_size: int = flag(224, "width and height of a training crop in pixels")
@@ -86,8 +91,17 @@ class TrainConfig:
     evaluate: bool = flag(
         False, "only evaluate: --weights, --resume or the latest checkpoint", "-e", "--evaluate"
     )
-    pretrained: bool = flag(False, "start from torchvision's weights (needs a network)")
-    weights: Path | None = flag(None, "start from this state dict or checkpoint")
+    pretrained: bool = flag(
+        False, "start from torchvision's weights: a file in this folder, torch's cache or a network"
+    )
+    weights: Path | None = flag(
+        None, "start from this state dict or checkpoint; for other classes the last layer is new"
+    )
+    freeze: bool = flag(False, "train the last layer alone; all others stay as they were loaded")
+    backbone_lr_scale: float = flag(1.0, "learning rate of all layers but the last, times --lr")
+    val_share: float | None = flag(
+        None, "hold out this share of each class for validation, by --seed; for data without val/"
+    )
     save_model: bool = flag(False, "write the model, a plain state dict, at the end")
     output: Path | None = flag(None, "the run's folder; default run_results/DEVICE/RUN_ID")
     resume: Path | None = flag(
@@ -100,6 +114,18 @@ class TrainConfig:
     deadline: float | None = flag(None, "unix time to stop by; default: SLURM's time limit")
     timeout_minutes: float = flag(10.0, "how long ranks wait for each other")
     data_dir: Path | None = flag(None, "folder that a URL is fetched to; default ./data")
+    stream: str = flag(
+        "auto",
+        "train while the tar of a URL arrives; auto: if it has an index with checksums, and the "
+        "disk holds it; always: or exit 2",
+        choices=("auto", "never", "always"),
+    )
+    index: str | None = flag(
+        None, "the index of the tar at the URL; default: beside it", metavar="FILE|URL"
+    )
+    give_up_after: str = flag(
+        "6h", "exit with 75, or 85, when no byte of a URL came for this long: seconds, 30m, 6h"
+    )
     federation: str | None = flag(None, "discovery host of osdf:// URLs; default OSDF's")
     token: Path | None = flag(None, "file with the bearer token for a protected URL")
     index_dir: Path | None = flag(None, "where tar indexes go when DATA is read-only")
@@ -134,14 +160,43 @@ class TrainConfig:
         for name in ("threads", "workers"):
             value = getattr(self, name) or 0
             _check(value <= MAX_CORES, name, value, f"at most {MAX_CORES}")
+        share = self.val_share
+        _check(share is None or 0 < share < 1, "val_share", share, "above 0 and below 1")
+        scale = self.backbone_lr_scale
+        _check(0 < scale <= 1, "backbone_lr_scale", scale, "above 0 and at most 1 (0 is --freeze)")
+        self._check_fine_tuning()
         if self.pretrained and self.weights:
             raise UserError("--pretrained and --weights both give the first weights; use one")
         if self.resumes_last and self.output:
             raise UserError("--resume last finds the folder itself; leave out --output")
         if self.dummy and self.order == "streamed":
             raise UserError("--order streamed needs data in a tar; leave it out with --dummy")
+        if self.dummy and self.val_share:
+            raise UserError("--val-share holds out images of DATA; leave it out with --dummy")
+        if self.give_up_s <= 0:
+            raise UserError(f"--give-up-after {self.give_up_after}: must be above 0")
+        if self.stream == "always" and (self.dummy or self.evaluate or not self.urls):
+            raise UserError("--stream always is for training on the tar of a URL; leave it out")
         if not self.data and not self.dummy and not self.show_recipe:
             raise UserError("no DATA; name a folder, a tar's folder or a URL, or use --dummy")
+
+    def _check_fine_tuning(self) -> None:
+        if self.freeze and self.backbone_lr_scale != 1:
+            raise UserError("--freeze trains no backbone: leave out --backbone-lr-scale")
+        needs_weights = self.freeze or self.backbone_lr_scale != 1
+        has_weights = self.pretrained or self.weights or self.resume or self.dummy
+        if needs_weights and not has_weights and not self.evaluate:
+            flag_name = "--freeze" if self.freeze else "--backbone-lr-scale"
+            raise UserError(f"{flag_name} is for trained weights; name them with --weights FILE")
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of DATA: one, or those of the tars of training and validation."""
+        return re.split(r",(?=[a-z]+://)", self.data) if "://" in self.data else []
+
+    @property
+    def give_up_s(self) -> float:
+        return parse_duration("--give-up-after", self.give_up_after)
 
     @property
     def resumes_last(self) -> bool:
@@ -149,7 +204,10 @@ class TrainConfig:
 
     def as_record(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        values = {**dataclasses.asdict(self), "data": redact_name(self.data)}  # a URL may be signed
+        # URLs may be signed.
+        data = ",".join(map(redact_name, self.urls)) or redact_name(self.data)
+        index = redact_name(self.index) if self.index else None
+        values = {**dataclasses.asdict(self), "data": data, "index": index}
         return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from dataset.errors import UserError
-from train.evaluate import Accuracy, check_skipped
+from train.data.batches import check_skipped
+from train.evaluate import Accuracy
 from train.failure import ADVICE, Diverged
 from train.ranks.comm import Comm
 from train.records.phases import PhaseClock
@@ -33,6 +34,7 @@ class EpochSums:
     seconds: float = 0.0
     data_wait_s: float = 0.0
     skipped: int = 0
+    network_wait_s: float = 0.0  # the part of data_wait_s in which reads waited for the network
 
     def __add__(self, other: EpochSums) -> EpochSums:
         pairs = zip(self.__dict__.values(), other.__dict__.values(), strict=True)
@@ -57,6 +59,7 @@ class Standing:
         if state is None:
             return cls()
         result, best, sums = state["result"], state["best"], state["epoch_sums"]
+        sums = {"network_wait_s": 0.0} | sums  # checkpoints from before there were streams
         is_known = sums.keys() == EpochSums().__dict__.keys()
         values = [*sums.values(), *(v for v in (*result.values(), *best.values()) if v is not None)]
         if not is_known or not all(type(value) in (int, float) for value in values):
@@ -100,6 +103,7 @@ class EpochMeter:
         self._trainer, self._clock, self._comm = trainer, clock, comm
         self._standing = standing
         self.attempt_steps = 0
+        self.time_to_first_step_s: float | None = None
         self._steady_images, self._steady_s = 0, 0.0
         self._steady_begin_s: float | None = None
         self._pending: tuple[int, torch.Tensor, Any] | None = None
@@ -117,6 +121,7 @@ class EpochMeter:
         self._begin_s = time.monotonic()
         self._end_s = self._begin_s if is_due else None  # its training is over already
         self._begin_wait_s = self._clock.seconds["data_wait"]
+        self._begin_network_s = self._clock.network_s
         self._skipped = 0
         self._pending = None
         self._trainer.sums.zero_()
@@ -129,10 +134,13 @@ class EpochMeter:
         self._skipped += len(skipped)
         check_skipped(self._skipped, allowed)
         self.attempt_steps += 1
+        if self.attempt_steps == 1:
+            self._synchronise()
+            self.time_to_first_step_s = self._clock.total_s
         if self.attempt_steps == WARMUP_STEPS:
             self._start_steady()
 
-    def show_progress(self, total_steps: int) -> None:
+    def show_progress(self, total_steps: int, more: str = "") -> None:
         """Logs one line with the sums of the previous call, copied without waiting for the GPU."""
         step, sums = self._read_sums()
         images = (step - self._first_step) * self._trainer.plan.batch_size
@@ -145,7 +153,8 @@ class EpochMeter:
         done = (self._trainer.step - self._first_step) * self._trainer.plan.batch_size
         wait_s = self._clock.seconds["data_wait"] - self._begin_wait_s
         log.info(
-            "epoch %d step %d/%d  loss %.4f  acc1 %5.2f  lr %.5f  %.1f images/s  data wait %.0f %%",
+            "epoch %d step %d/%d  loss %.4f  acc1 %5.2f  lr %.5f  %.1f images/s  data wait %.0f %%"
+            "%s",
             self.epoch + 1,  # people count from 1, the records from 0
             self._trainer.step,
             total_steps,
@@ -154,6 +163,7 @@ class EpochMeter:
             self._trainer.lr,
             done / seconds,
             100 * wait_s / seconds,
+            more,
         )
 
     def end(self) -> None:
@@ -190,6 +200,7 @@ class EpochMeter:
             seconds=(self._end_s or time.monotonic()) - self._begin_s,
             data_wait_s=self._clock.seconds["data_wait"] - self._begin_wait_s,
             skipped=sum(row[2] for row in rows),
+            network_wait_s=self._clock.network_s - self._begin_network_s,
         )
         return self._standing.sums + now
 
@@ -238,6 +249,8 @@ def describe_epoch(
         "seconds": sums.seconds,
         "images_per_s": sums.images / sums.seconds,
         "data_wait_s": sums.data_wait_s,
+        "data_wait_network_s": sums.network_wait_s,
+        "data_wait_decode_s": sums.data_wait_s - sums.network_wait_s,
         "eval_s": eval_s,
         "samples_dropped": trainer.plan.num_dropped,
         "samples_skipped": sums.skipped,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dataset.errors import DataError, UserError
-from dataset.words import count
-from train.data.batches import Batch
+from dataset.errors import UserError
+from train.data.batches import Batch, check_skipped
 from train.data.sampler import ValidationShare
 from train.failure import Diverged
 from train.feed import open_validation
@@ -22,6 +21,7 @@ from train.prepare import Setup
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.watch import READING
+from train.records.predictions import Predictions, save_predictions
 from train.records.stage_meter import measure_stage
 from train.step import Placement, Trainer
 
@@ -56,6 +56,7 @@ def validate(
     comm: Comm,
     batches: Iterator[Batch],
     agree: Callable[[float], Vote] = lambda _: Vote.GO_ON,
+    notes: Sequence[Predictions] = (),
 ) -> tuple[Vote, list[Accuracy]]:
     """The ranks' vote, and the accuracy of the weights and of their average."""
     if not setup.num_val:
@@ -63,18 +64,25 @@ def validate(
     models = [frozen(trainer.model)]
     if trainer.ema:
         models.append(frozen(trainer.model, trainer.ema.state_dict()))
-    vote, results = evaluate(models, batches, setup.val_share, setup.placement, comm, agree)
+    vote, results = evaluate(models, batches, setup.val_share, setup.placement, comm, agree, notes)
     if results:
         check_skipped(results[0].skipped, setup.cfg.skip_bad_images)
     return vote, results
 
 
 def evaluate_only(setup: Setup, trainer: Trainer, comm: Comm, folder: Path | None) -> None:
-    """Prints the accuracy of the trainer's weights, and of their averages where it has them."""
+    """Prints the accuracy of the trainer's weights, and of their averages where it has them.
+
+    What was found for each image is written beside it.
+    """
     if not setup.num_val:
-        raise UserError(f"{setup.cfg.data} has no validation images; -e needs val/ or its tar")
+        raise UserError(
+            f"{setup.cfg.data} has no validation images; -e needs val/, its tar or --val-share"
+        )
+    notes = [Predictions() for _ in range(2 if trainer.ema else 1)]
     with measure_stage("evaluate", folder) as stage:
-        _, results = validate(setup, trainer, comm, open_validation(setup))
+        batches = open_validation(setup)
+        _, results = validate(setup, trainer, comm, batches, notes=notes)
         stage.extra["images"] = results[0].images
         for suffix, result in zip(("", "_ema"), results, strict=False):
             stage.extra |= {f"acc1{suffix}": result.acc1, f"acc5{suffix}": result.acc5}
@@ -91,15 +99,8 @@ def evaluate_only(setup: Setup, trainer: Trainer, comm: Comm, folder: Path | Non
         )
     if not all(math.isfinite(result.loss) for result in results):
         raise Diverged("the validation loss is not finite: these weights are useless")
-
-
-def check_skipped(skipped: int, allowed: int) -> None:
-    """Raises when more images than allowed were skipped; their names are in the log."""
-    if skipped > allowed:
-        raise DataError(
-            f"{count(skipped, 'image')} of this epoch cannot be decoded (see the log "
-            f"for names); --skip-bad-images allows {allowed}"
-        )
+    for suffix, found in zip(("", "_ema"), notes, strict=False):
+        save_predictions(found, setup, comm, suffix)
 
 
 @torch.no_grad()
@@ -110,10 +111,12 @@ def evaluate(
     placement: Placement,
     comm: Comm,
     agree: Callable[[float], Vote] = lambda _: Vote.GO_ON,
+    notes: Sequence[Predictions] = (),
 ) -> tuple[Vote, list[Accuracy]]:
     """The ranks' vote, and the accuracy of each model: integer sums and one all-reduce.
 
-    An urgent vote leaves the validation unfinished, without results.
+    An urgent vote leaves the validation unfinished, without results. With `notes`, one for each
+    model, what was found for each image goes there too.
     """
     vote = Vote.GO_ON
     # Top-1, top-5, counted, skipped, losses that are not finite; then the sum of the losses.
@@ -132,7 +135,7 @@ def evaluate(
             comm.advance("evaluating")
         for name in batch.skipped:
             log.warning("a validation image cannot be decoded: %s", name)
-        _add_batch(models, batch, placement, counts, losses)
+        _add_batch(models, batch, placement, counts, losses, notes)
     comm.advance("adding up the evaluation")
     return vote, _add_up(counts, losses, share.num_images, comm)
 
@@ -143,14 +146,18 @@ def _add_batch(
     placement: Placement,
     counts: torch.Tensor,
     losses: torch.Tensor,
+    notes: Sequence[Predictions],
 ) -> None:
     images = placement.normalise(batch.images.to(placement.device, non_blocking=True))
     labels = batch.labels.to(placement.device, non_blocking=True)
     for number, model in enumerate(models):
         with placement.autocast():
             outputs = model(images)
-        counts[number, :4] += _count(outputs, labels)
+        best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+        counts[number, :4] += _count(best, labels)
         losses[number] += _sum_loss(outputs, labels)
+        if notes:
+            notes[number].add(batch.images.to(placement.device), labels, outputs, best)
 
 
 def _add_up(
@@ -183,10 +190,9 @@ def frozen(model: nn.Module, weights: dict[str, torch.Tensor] | None = None) -> 
     return call
 
 
-def _count(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _count(best: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """(top-1, top-5, counted, skipped); with fewer than 5 classes top-5 is top-all."""
-    k = min(5, outputs.shape[1])
-    hits = outputs.topk(k, dim=1).indices == labels[:, None]  # a skipped image has label -1
+    hits = best == labels[:, None]  # a skipped image has label -1
     is_counted = labels >= 0
     return torch.stack([hits[:, 0].sum(), hits.sum(), is_counted.sum(), (~is_counted).sum()])
 

@@ -24,6 +24,7 @@ from dataset.errors import (
     CommandError,
     describe_os_error,
 )
+from train.data.loader import explain_dead_worker, is_dead_worker
 from train.microbatch import is_out_of_memory, refuse_for_memory
 from train.ranks.comm import Comm
 from train.records.recorder import Recorder
@@ -86,9 +87,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         said = last_nccl_error()
         detail = f" ({said})" if said and said not in str(error) else ""
         return f"NCCL failed: {shorten(error)}{detail}; NCCL_DEBUG=INFO shows more", code
-    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-        reason = str(error).splitlines()[0]
-        return f"a loader worker died: {reason} Out of memory? Lower -j/--workers", TRY_AGAIN
+    if isinstance(error, RuntimeError) and is_dead_worker(error):
+        return explain(explain_dead_worker(error))
     return f"{type(error).__name__}: {error}", CRASH
 
 

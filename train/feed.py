@@ -11,7 +11,7 @@ from train.prepare import Setup
 from train.ranks.interrupt import Vote
 
 
-def open_images(setup: Setup) -> Images:
+def make_images(setup: Setup) -> Images:
     """Makes the batches of this rank's share of the plan."""
     data, cfg = setup.dataset, setup.cfg
     assert data is not None
@@ -37,14 +37,14 @@ def open_batches(setup: Setup, step: int, validate_first: bool, stop: Stop) -> I
     if setup.dataset is None:
         size, num_classes = setup.cfg.image_size, setup.num_classes
         return dummy_batches(BatchOrder(setup.plan, 0, step, total), num_classes, size, device)
-    images = open_images(setup)
+    images = make_images(setup)
     order = BatchOrder(setup.plan, len(images.val_batches), step, total, validate_first)
     return _load(setup, images, order, stop)
 
 
 def open_validation(setup: Setup) -> Iterator[Batch]:
     """One pass over this rank's share of the validation set."""
-    images = open_images(setup)
+    images = make_images(setup)
     items = [Item(0, -1, part) for part in range(len(images.val_batches))]
     return _load(setup, images, items, lambda: Vote.GO_ON)
 

@@ -15,8 +15,9 @@ from dataset.errors import CommandError, PassingError, UserError
 from dataset.words import count
 from train.config import TrainConfig
 from train.data.batches import Batch
-from train.data.sampler import BatchPlan
-from train.model import build_model
+from train.data.sampler import BatchPlan, check_batch
+from train.network.fine_tune import freeze_backbone
+from train.network.model import build_model
 from train.ranks.comm import Comm
 from train.ranks.launch import Launch
 from train.recipe import Recipe
@@ -44,11 +45,7 @@ def make_plan(
         batch_per_rank = max(1, cfg.batch_size // launch.world_size)
         batch_size = batch_per_rank * launch.world_size
         return BatchPlan(num_train, batch_size, batch_per_rank, launch.rank, launch.world_size)
-    if cfg.batch_size % launch.world_size:
-        raise UserError(
-            f"--batch-size {cfg.batch_size} is the global batch and cannot be split evenly over "
-            f"{launch.world_size} ranks; use a multiple of {launch.world_size}"
-        )
+    check_batch(num_train, cfg.batch_size, launch.world_size)
     batch_per_rank = cfg.batch_size // launch.world_size
     ranks = count(launch.world_size, "rank")
     for flag, value in (
@@ -60,11 +57,6 @@ def make_plan(
                 f"{flag} {value} does not divide the {batch_per_rank} images of a rank "
                 f"(batch {cfg.batch_size} over {ranks}); use a divisor"
             )
-    if num_train < cfg.batch_size:
-        raise UserError(
-            f"{num_train} training images are fewer than one batch of {cfg.batch_size} on "
-            f"{ranks}; use a smaller --batch-size or fewer ranks"
-        )
     microbatch = choose_microbatch(cfg, batch_per_rank, comm, earlier, fits)
     if earlier not in (None, microbatch) and launch.is_main:
         log.warning("batch norm now uses groups of %d images, before %d", microbatch, earlier)
@@ -158,8 +150,11 @@ def _survives(
     cfg: TrainConfig, placement: Placement, recipe: Recipe, num_classes: int, microbatch: int
 ) -> bool:
     try:
+        model = build_model(cfg.arch, num_classes, False, None)
+        if cfg.freeze:  # no gradients, no momentum and few activations
+            freeze_backbone(model)
         trainer = Trainer(
-            build_model(cfg.arch, num_classes, False, None),
+            model,
             replace(placement),  # it keeps tensors
             recipe,
             BatchPlan(microbatch, microbatch, microbatch, 0, 1),

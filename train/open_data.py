@@ -10,32 +10,39 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from dataset.errors import UserError
+from dataset.federation.lookup import Options
 from dataset.fetch.urls import fetch_dataset
 from train.config import TrainConfig
-from train.data.splits import Dataset, needs_index, open_dataset
+from train.data.sources import Source
+from train.data.splits import Dataset, needs_index, open_dataset, open_split
 from train.ranks.comm import Comm
 from train.ranks.cpus import own_binding
 from train.ranks.launch import Launch
 from train.records.stage_meter import measure_stage
+from train.streaming import Stream
 
+DATA_DIR = Path("data")  # where URLs are fetched to
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
+def open_together(cfg: TrainConfig, launch: Launch, comm: Comm, stream: Stream) -> Dataset:
     """The data set, opened by one rank per node; if an index must be made, rank 0 goes first."""
     num_nodes = sum(comm.gather(launch.local_rank == 0))  # not every launcher says it
-    path = fetch_once_a_node(cfg, launch, comm, num_nodes)
+    if stream.plan(num_nodes):
+        return open_stream(cfg, launch, comm, stream)
+    path, val = fetch_once_a_node(cfg, cfg.urls, launch, comm, num_nodes)
     is_first = launch.local_rank == 0 or launch.is_main
-    in_turns = comm.world_size > 1 and is_first and needs_index(path, cfg.index_dir)
+    in_turns = comm.world_size > 1 and is_first and needs_index(path, cfg.index_dir, val)
     in_turns = any(comm.gather(in_turns))
 
     def open_own() -> Dataset:
         if in_turns and is_first and not launch.is_main:
             comm.wait_until_done("index", 1)
-        dataset = open_dataset(path, cfg.index_dir, allow_empty=cfg.allow_empty_classes)
+        dataset = open_dataset(path, cfg.index_dir, allow_empty=cfg.allow_empty_classes, val=val)
         if launch.is_main:
             comm.say_done("index")
         return dataset
@@ -46,18 +53,59 @@ def open_together(cfg: TrainConfig, launch: Launch, comm: Comm) -> Dataset:
     return dataset
 
 
-def fetch_once_a_node(cfg: TrainConfig, launch: Launch, comm: Comm, num_nodes: int) -> Path:
-    """The local path of DATA; a URL is fetched into --data-dir first, resumably."""
-    if "://" not in cfg.data:
-        return Path(cfg.data)
-    path = ""
+def open_stream(cfg: TrainConfig, launch: Launch, comm: Comm, stream: Stream) -> Dataset:
+    """The data set of a stream; validation without an index is fetched whole first."""
+    if stream.whole_val:
+        fetch_once_a_node(cfg, [stream.whole_val], launch, comm, 1)
+    dataset = open_once_a_node(stream.open_dataset, launch.is_main, comm)
+    stream.join(dataset)
+    return dataset
+
+
+def fetch_once_a_node(
+    cfg: TrainConfig, urls: list[str], launch: Launch, comm: Comm, num_nodes: int
+) -> tuple[Path, Path | None]:
+    """The local path of DATA, and of the second of two URLs; fetched to --data-dir, resumably."""
+    if not urls:
+        return Path(cfg.data), None
+    paths: list[Path] = []
     if launch.local_rank == 0:
-        where = cfg.data_dir or Path("data")
+        where = cfg.data_dir or DATA_DIR
+        fetch = partial(
+            fetch_dataset,
+            data_dir=where,
+            federation=cfg.federation,
+            token=cfg.token,
+            options=Options(give_up_s=cfg.give_up_s),
+        )
         with measure_stage("fetch", cfg.output if cfg.output and launch.is_main else where):
-            path = str(fetch_dataset(cfg.data, where, federation=cfg.federation, token=cfg.token))
+            paths = [fetch(url) for url in urls]
         comm.say_done("fetch")
     comm.wait_until_done("fetch", num_nodes)
-    return Path(comm.from_main(path))
+    train, *val = comm.from_main(paths)
+    return train, val[0] if val else None
+
+
+def open_source(
+    data: str,
+    split: str,
+    *,
+    index_dir: Path | None,
+    data_dir: Path | None,
+    federation: str | None,
+    token: Path | None,
+    allow_empty: bool,
+) -> tuple[Source, Path]:
+    """One split of the data for a loop that is not ours, and where it lies on the disk.
+
+    A URL is fetched whole and verified; an earlier fetch into the same folder is found again.
+    Processes that fetch into one folder take turns.
+    """
+    if "://" in data:
+        path = fetch_dataset(data, data_dir or DATA_DIR, federation=federation, token=token)
+    else:
+        path = Path(data)
+    return open_split(path, split, index_dir, allow_empty=allow_empty), path
 
 
 def open_once_a_node(open_own: Callable[[], Dataset], is_first: bool, comm: Comm) -> Dataset:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dataset.errors import UserError
+from train.network.fine_tune import scale_backbone
 from train.recipe import Recipe
 
 EMA_BATCH = 256  # --ema DECAY is the decay of one step of this many images
@@ -95,9 +96,13 @@ def _trust_ratios(
     return tuple(ratio.unbind())
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, recipe: Recipe, backbone_lr_scale: float = 1.0
+) -> torch.optim.Optimizer:
     """The recipe's optimiser over the model's parameters, which must be on their device already."""
     groups = _make_groups(model, recipe)
+    if backbone_lr_scale != 1.0:
+        groups = scale_backbone(groups, model, backbone_lr_scale)
     if recipe.optimizer == "lars":
         return Lars(
             groups,
@@ -157,9 +162,9 @@ def _fastest_sgd(params: list[Tensor]) -> dict[str, Any]:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Gives every group the rate of the next step."""
+    """Gives every group the rate of the next step, scaled for a backbone that is fine-tuned."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 @torch.no_grad()

@@ -13,9 +13,13 @@ from train.run_folder import check_output, require_last
 
 def check_paths(cfg: TrainConfig) -> None:
     """Raises for paths with which the run cannot start."""
-    if "://" in cfg.data:
-        parse_target(cfg.data, cfg.federation)
-    elif not cfg.dummy:
+    for url in cfg.urls:
+        parse_target(url, cfg.federation)
+    if len(cfg.urls) > 2:
+        raise UserError(f"{len(cfg.urls)} URLs in DATA; give those of two tars at most")
+    if cfg.index is not None and "://" not in cfg.index and not Path(cfg.index).is_file():
+        raise UserError(f"--index {cfg.index}: no such file; name a TAR.index or its URL")
+    if not cfg.urls and not cfg.dummy:
         check_data(Path(cfg.data))
     for flag, folder in (("--index-dir", cfg.index_dir), ("--data-dir", cfg.data_dir)):
         if folder is not None and folder.exists() and not folder.is_dir():

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from train.checkpoints import checkpoint
-from train.checkpoints.resume import find_checkpoint, refuse_changes
+from train.checkpoints.resume import choose_share, find_checkpoint, refuse_changes
 from train.config import TrainConfig
 from train.data.decode import Decoder, choose_decoder
 from train.data.sample_order import STREAMED, UNIFORM, SampleOrder, order_along
 from train.data.sampler import BatchPlan, ValidationShare, share_validation
 from train.data.splits import Dataset
 from train.data.tar_layout import find_layout
+from train.data.val_share import hold_out
 from train.device import (
     choose_precision,
     choose_threads,
@@ -26,7 +27,8 @@ from train.device import (
     set_up_math,
 )
 from train.microbatch import make_plan, make_trial
-from train.model import COMMON_SIZE, build_model, check_arch, check_input, has_last_gamma
+from train.network.fine_tune import freeze_backbone
+from train.network.model import COMMON_SIZE, build_model, check_arch, check_input, has_last_gamma
 from train.open_data import open_together
 from train.optim import zero_init_last_gamma
 from train.ranks.comm import Comm
@@ -36,6 +38,7 @@ from train.recipe import FLAGS, Recipe, resolve_recipe
 from train.records.classes import name_model, refuse_other_classes
 from train.run_folder import choose_output
 from train.step import Placement, Trainer
+from train.streaming import Stream
 
 log = logging.getLogger("trainyard")
 
@@ -98,6 +101,7 @@ class Setup:
         return (
             recipe_values(self.recipe)
             | self.order.identity
+            | fine_tuning_values(cfg)
             | {
                 "arch": cfg.arch,
                 "epochs": cfg.epochs,
@@ -123,7 +127,7 @@ class Setup:
 
 
 def prepare(
-    cfg: TrainConfig, launch: Launch, comm: Comm, device: torch.device
+    cfg: TrainConfig, launch: Launch, comm: Comm, device: torch.device, stream: Stream
 ) -> tuple[Setup, checkpoint.State | None]:
     """The setup of a run, and the checkpoint to continue from, if any."""
     check_arch(cfg.arch)  # before the log speaks of a folder, and before any data is fetched
@@ -139,14 +143,18 @@ def prepare(
         comm.from_main(choose_output(cfg, name_device(device), launch) if launch.is_main else None)
     )
     cfg = replace(cfg, resume=None) if cfg.resumes_last else cfg
-    dataset = None if cfg.dummy else open_together(cfg, launch, comm)
+    dataset = None if cfg.dummy else open_together(cfg, launch, comm, stream)
     state = find_checkpoint(cfg, output, launch, comm)
+    if dataset is not None:
+        dataset = hold_out(dataset, *choose_share(cfg, state, has_val=dataset.val is not None))
+    order = choose_order_together(cfg, dataset, state, launch, comm, stream.is_on)
+    if stream.is_on:
+        stream.start(order, state)  # early: it fetches while the rest is prepared
     recipe = recipe_of(cfg)
     channels_last = prefers_channels_last(device, precision, cfg.image_size)
     placement = Placement(device, precision, channels_last)
     plan = cut_batch(cfg, launch, comm, placement, recipe, dataset, state)
     decoder = choose_decoder_together(cfg, state, comm)
-    order = choose_order_together(cfg, dataset, state, launch, comm)
     setup = Setup(
         cfg, launch, placement, num_workers, dataset, recipe, output, plan, decoder, order
     )
@@ -200,6 +208,13 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
     } | (lars if recipe.optimizer == "lars" else {})
 
 
+def fine_tuning_values(cfg: TrainConfig) -> dict[str, Any]:
+    """The flags of fine-tuning; none for a run without them, as in earlier checkpoints."""
+    values = {"freeze": cfg.freeze, "val_share": cfg.val_share}
+    scale = {"backbone_lr_scale": cfg.backbone_lr_scale} if cfg.backbone_lr_scale != 1 else {}
+    return {name: value for name, value in values.items() if value} | scale
+
+
 def choose_decoder_together(
     cfg: TrainConfig, state: checkpoint.State | None, comm: Comm
 ) -> Decoder:
@@ -217,18 +232,20 @@ def choose_order_together(
     state: checkpoint.State | None,
     launch: Launch,
     comm: Comm,
+    is_streamed: bool = False,
 ) -> SampleOrder:
-    """The same order on all ranks: --order, else the checkpoint's, else uniform.
+    """The same order on all ranks: --order, else the checkpoint's, else by where the data is.
 
     Rank 0 alone reads the index; a layout is 8 bytes a sample.
     """
     before = state["identity"] if state is not None else {}
-    name = before.get("order", UNIFORM) if cfg.order == "auto" else cfg.order
+    fresh = STREAMED if is_streamed and state is None else UNIFORM
+    name = before.get("order", fresh) if cfg.order == "auto" else cfg.order
     if name != STREAMED or dataset is None or cfg.evaluate:
         return SampleOrder()
     order = None
     if launch.is_main:
-        layout, units = find_layout(dataset, cfg.index_dir)
+        layout, units = find_layout(dataset.train, Path(dataset.path), cfg.index_dir)
         window = before.get("window") if before.get("units") == units else None
         order = order_along(layout, units, cfg.batch_size, window)
     shared: SampleOrder = comm.from_main(order)
@@ -244,9 +261,12 @@ def make_trainer(setup: Setup, comm: Comm, state: checkpoint.State | None) -> Tr
     )
     microbatch = setup.plan.microbatch
     if cfg.image_size != COMMON_SIZE or microbatch == 1 or cfg.pretrained:
-        check_input(model, cfg.arch, cfg.image_size, microbatch, is_training=not cfg.evaluate)
+        is_training = not (cfg.evaluate or cfg.freeze)  # frozen batch norm takes a single image
+        check_input(model, cfg.arch, cfg.image_size, microbatch, is_training=is_training)
     if setup.recipe.zero_init_gamma and not (cfg.pretrained or cfg.weights):
         zero_init_last_gamma(model)
+    if cfg.freeze:
+        freeze_backbone(model)
     trainer = Trainer(
         model,
         setup.placement,
@@ -257,6 +277,7 @@ def make_trainer(setup: Setup, comm: Comm, state: checkpoint.State | None) -> Tr
         schedule_steps=setup.schedule_steps,
         ema_decay=averages_decay(cfg, state),
         use_compile=cfg.compile,
+        backbone_lr_scale=cfg.backbone_lr_scale,
     )
     if state is None:
         return trainer

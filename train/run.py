@@ -13,11 +13,12 @@ from dataset.names import VAL_TAR
 from dataset.words import count
 from train.attempt import Attempt
 from train.config import TrainConfig, parse_config
-from train.data.batches import Batch
+from train.data.batches import Batch, check_skipped
 from train.data.patience import Stranded
+from train.data.stream_source import Starved
 from train.device import choose_device, name_device
 from train.epoch import EpochMeter, Standing, check_finite, describe_epoch
-from train.evaluate import Accuracy, check_skipped, evaluate_only, validate
+from train.evaluate import Accuracy, evaluate_only, validate
 from train.failure import end_all_ranks
 from train.feed import open_batches
 from train.prepare import Setup, make_trainer, prepare, recipe_of
@@ -66,9 +67,11 @@ def run(cfg: TrainConfig, launch: Launch, started_s: float, ctrl_c: CtrlC) -> in
     try:
         attempt.join_others()
         code = prepare_and_train(attempt, ctrl_c)
+        attempt.stream.close()
         attempt.comm.close()
         return code
     except BaseException as error:
+        attempt.stream.close()
         return end_all_ranks(error, attempt.comm, attempt.open_record)
     finally:
         attempt.interrupt.uninstall()
@@ -77,10 +80,10 @@ def run(cfg: TrainConfig, launch: Launch, started_s: float, ctrl_c: CtrlC) -> in
 def prepare_and_train(attempt: Attempt, ctrl_c: CtrlC) -> int:
     """Prepares everything, then evaluates, or trains to the end or to a stop."""
     cfg, launch, comm = attempt.cfg, attempt.launch, attempt.comm
-    setup, state = prepare(cfg, launch, comm, attempt.device)
+    setup, state = prepare(cfg, launch, comm, attempt.device, attempt.stream)
     trainer = make_trainer(setup, comm, state)
     if cfg.evaluate:
-        evaluate_only(setup, trainer, comm, cfg.output if launch.is_main else None)
+        evaluate_only(setup, trainer, comm, setup.output if launch.is_main else None)
         return DONE
     standing = Standing.from_state(state)
     if is_done(setup, trainer, standing, comm):
@@ -94,7 +97,7 @@ def prepare_and_train(attempt: Attempt, ctrl_c: CtrlC) -> int:
         attempt.recorder = writer.recorder
     if state is not None:
         log.info("continuing from step %d of %d", trainer.step, setup.total_steps)
-    log_start(setup, trainer.step)
+    log_start(setup, trainer.step, attempt.stream.is_on)
     attempt.clock.end_startup()
     return Training(attempt, setup, trainer, standing, writer).go()
 
@@ -108,13 +111,13 @@ def is_done(setup: Setup, trainer: Trainer, standing: Standing, comm: Comm) -> b
     return bool(comm.from_main(is_whole))
 
 
-def log_start(setup: Setup, step: int) -> None:
-    """What is about to be trained, where, and from which step on."""
+def log_start(setup: Setup, step: int, is_streamed: bool) -> None:
+    """What is about to be trained, where, and from which step on; a stream has said its order."""
     for note in setup.recipe.notes:
         log.info("recipe: %s", note)
     if setup.dataset and not setup.num_val:
-        log.warning("%s (no val/ and no %s in the data)", NO_VALIDATION, VAL_TAR)
-    if setup.order.layout is not None:
+        log.warning("%s (no val/ and no %s in the data; see --val-share)", NO_VALIDATION, VAL_TAR)
+    if setup.order.layout is not None and not is_streamed:
         log.info("order: %s", setup.order.describe())
     if note := setup.order.note_narrow(setup.plan.batch_size):
         log.info("order: %s", note)
@@ -145,7 +148,7 @@ class Training:
         writer: OutputWriter | None,
     ) -> None:
         self.comm, self.clock, self.interrupt = attempt.comm, attempt.clock, attempt.interrupt
-        self.setup, self.cfg = setup, setup.cfg
+        self.setup, self.cfg, self.stream = setup, setup.cfg, attempt.stream
         self.trainer, self.standing = trainer, standing
         self.writer = writer  # rank 0's
         self.meter = EpochMeter(trainer, self.clock, self.comm, standing)
@@ -163,6 +166,14 @@ class Training:
             vote = stranded.vote
             if self.comm.world_size > 1:
                 self.saver.stop_stranded(stranded)
+        except Starved as starved:
+            # The other ranks of several wait in an exchange, and a checkpoint needs them all.
+            if self.comm.world_size > 1 or not self.saver.has_moved:
+                raise
+            log.warning("%s", starved)
+            return self.saver.stop(Vote.EXIT, str(starved))
+        if not vote.stops:
+            vote = self.stream.finish(self.vote_alone)
         return self.saver.stop(vote) if vote.stops else self.saver.finish()
 
     def train(self) -> Vote:
@@ -180,6 +191,7 @@ class Training:
     def train_epoch(self, batches: Iterator[Batch]) -> Vote:
         """Steps to the end of the epoch or of the run, or to an agreed stop."""
         self.meter.begin()
+        self.stream.look_at_classes()
         with measure_stage("train", self.stages_folder) as stage:
             end = (self.meter.epoch + 1) * self.setup.plan.steps_per_epoch
             end = min(end, self.setup.total_steps)
@@ -200,8 +212,10 @@ class Training:
         if vote.abandons_step:
             return vote
         self.meter.count_step(skipped, self.cfg.skip_bad_images)
+        self.stream.note_step(self.trainer.step)
         if self.trainer.step % self.cfg.print_freq == 0 or self.trainer.step == end:
-            self.meter.show_progress(self.setup.total_steps)
+            ahead = self.stream.describe_ahead(self.trainer.step)
+            self.meter.show_progress(self.setup.total_steps, ahead)
             self.saver.touch_record()
         if vote is Vote.SAVE and self.trainer.step < end:
             self.saver.save()

@@ -25,7 +25,10 @@ _WHAT = (
     *("data", "arch", "epochs", "batch_size", "microbatch", "recipe", "lr", "momentum", "wd"),
     *("warmup_epochs", "label_smoothing", "lars_eta", "lars_eps", "ema", "image_size", "seed"),
     *("precision", "decoder", "order", "dummy", "pretrained", "weights"),
+    *("freeze", "backbone_lr_scale", "val_share"),
 )
+# What the records from before there was such a flag mean.
+_BEFORE = {"order": "auto", "freeze": False, "backbone_lr_scale": 1.0, "val_share": None}
 
 
 def choose_output(cfg: TrainConfig, device: str, launch: Launch) -> str:
@@ -142,8 +145,7 @@ def _same(recorded: object, flags: dict[str, Any]) -> bool:
 
 
 def _place(flags: dict[str, Any]) -> dict[str, Any]:
-    # Records from before there was --order have none.
-    return {"order": "auto", **flags, "data": Path(str(flags.get("data"))).absolute()}
+    return {**_BEFORE, **flags, "data": Path(str(flags.get("data"))).absolute()}
 
 
 def _is_running(folder: Path) -> bool:

@@ -16,7 +16,7 @@ from train.attempt import Attempt
 from train.checkpoints import checkpoint
 from train.data.patience import Stranded
 from train.epoch import EpochMeter, EpochSums, Standing
-from train.model import save_state_dict
+from train.network.model import save_state_dict
 from train.prepare import Setup
 from train.ranks.batch_system import requeue
 from train.ranks.comm import HEARTBEAT_S
@@ -41,7 +41,13 @@ class Saver:
     ) -> None:
         self._comm, self._clock, self._interrupt = attempt.comm, attempt.clock, attempt.interrupt
         self._setup, self._trainer, self._standing = setup, trainer, standing
-        self._meter, self._writer = meter, writer
+        self._meter, self._writer, self._stream = meter, writer, attempt.stream
+        self._saved_step = trainer.step  # of the last checkpoint
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether steps were trained since the last checkpoint."""
+        return self._trainer.step > self._saved_step
 
     @property
     def stop_cost_s(self) -> float:
@@ -51,12 +57,12 @@ class Saver:
     def record_start(self) -> None:
         """A kill before the first checkpoint leaves a whole record too."""
         if self._writer:
-            self._writer.recorder.update([self._phases()], self._describe_progress())
+            self._update([self._phases()], self._describe_progress())
 
     def touch_record(self) -> None:
         """Brings the attempt in the record up to date, now and then."""
         if self._writer:
-            self._writer.recorder.touch([self._phases()])
+            self._writer.recorder.touch([self._phases()], self._describe_attempt())
 
     def save(
         self, is_best: bool = False, sums: EpochSums | None = None, must_write: bool = True
@@ -69,10 +75,11 @@ class Saver:
                 return
             if must_write or not self._writer.is_too_soon():
                 self._writer.save(self._state(sums), is_best)
-        self._writer.recorder.update(phases, self._describe_progress())
+                self._saved_step = self._trainer.step
+        self._update(phases, self._describe_progress())
 
-    def stop(self, vote: Vote) -> int:
-        """A durable checkpoint, then back into the queue or exit 85."""
+    def stop(self, vote: Vote, why: str = "checkpoint interval") -> int:
+        """A durable checkpoint, then back into the queue or exit 85; why: unless a rank knows."""
         self.save()
         with self._clock.phase("checkpoint"):
             is_durable = self._comm.from_main(self._writer and self._writer.checkpoints.wait())
@@ -81,10 +88,10 @@ class Saver:
         if not self._writer:
             return CHECKPOINTED
         self._writer.refuse_not_finite(self._trainer.step)
-        reasons = [reason for reason, _ in rows if reason] or ["checkpoint interval"]
+        reasons = [reason for reason, _ in rows if reason] or [why]
         reason = next((reason for reason in reasons if reason in CANCELLED), reasons[0])
         recorder = self._writer.recorder
-        recorder.update([phases for _, phases in rows], {})
+        self._update([phases for _, phases in rows], {})
         recorder.finish("checkpointed", CHECKPOINTED, reason)
         kind = "a" if is_durable else "NO NEW"
         step, total = self._trainer.step, self._setup.total_steps
@@ -117,6 +124,7 @@ class Saver:
         if self._writer:
             self._writer.recorder.finish("checkpointed", CHECKPOINTED, message)
         comm.announce_failure(message, CHECKPOINTED)
+        self._stream.close()
         time.sleep(2 * HEARTBEAT_S)  # rank 0 closes its record before a requeue ends it
         if stranded.vote.requeues and reason not in CANCELLED:
             requeue(setup.launch.job)
@@ -134,11 +142,15 @@ class Saver:
         if self._setup.cfg.save_model:
             save_state_dict(self._trainer.model, self._setup.model_path)
         recorder = self._writer.recorder
-        recorder.update([self._phases(), *phases[1:]], self._describe_progress())
+        self._update([self._phases(), *phases[1:]], self._describe_progress())
         recorder.finish("done", DONE, "done")
         images, seconds = recorder.run["images_trained"], recorder.run["wall_clock_s"]
         log.info("done: %d images in %.0f s -> %s", images, seconds, self._setup.output)
         return DONE
+
+    def _update(self, phases: list[dict[str, float]], fields: dict[str, Any]) -> None:
+        assert self._writer is not None
+        self._writer.recorder.update(phases, fields, self._describe_attempt())
 
     def _state(self, sums: EpochSums) -> checkpoint.State:
         return self._trainer.state() | self._standing.to_state(sums) | self._setup.to_state()
@@ -154,6 +166,12 @@ class Saver:
             "images_trained": self._trainer.step * self._setup.plan.batch_size,
             "result": self._standing.result | self._standing.best,
         } | ({"steady_images_per_s": steady} if steady else {})
+
+    def _describe_attempt(self) -> dict[str, Any]:
+        """The fields of this attempt in run.json."""
+        first_s = self._meter.time_to_first_step_s
+        timed = {"time_to_first_step_s": first_s} if first_s is not None else {}
+        return timed | self._stream.describe()
 
     def _name_output(self) -> str:
         """What to add to the command to continue this run."""

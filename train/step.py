@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from dataset.errors import UserError
-from train.batch_norm import StepStatistics
 from train.data.batches import Batch
 from train.data.patience import Stranded
 from train.data.sampler import BatchPlan, derive_key
+from train.data.stream_source import Starved
+from train.network.batch_norm import StepStatistics
+from train.network.fine_tune import find_frozen_norms
 from train.optim import Ema, make_optimizer, match_layout, set_lr
 from train.ranks.comm import Comm
 from train.ranks.compat import compile_model, make_scaler, wrap_ddp
@@ -97,13 +99,15 @@ class Trainer:
         schedule_steps: int,
         ema_decay: float,
         use_compile: bool,
+        backbone_lr_scale: float = 1.0,
     ) -> None:
         self.model = placement.place_model(model)
         self._comm = comm
         self.placement, self.recipe, self.plan = placement, recipe, plan
         self.seed, self.schedule_steps = seed, schedule_steps
         self.step = 0
-        self.optimizer = make_optimizer(self.model, recipe)
+        self.optimizer = make_optimizer(self.model, recipe, backbone_lr_scale)
+        self._frozen_norms = find_frozen_norms(self.model)
         enabled = placement.precision == "fp16" and placement.device.type == "cuda"
         self.scaler = make_scaler(placement.device.type, enabled)
         self.ema = Ema(self.model, ema_decay, plan.batch_size) if ema_decay else None
@@ -146,7 +150,7 @@ class Trainer:
                 return vote, skipped
             begin_s = time.monotonic()
             self._comm.advance(READING)
-            with clock.phase("data_wait"):
+            with clock.waiting_for_data():
                 batch = self._next(batches)
             self._comm.advance("training")
             with clock.phase("compute"):
@@ -166,7 +170,7 @@ class Trainer:
     def _next(self, batches: Iterator[Batch]) -> Batch:
         try:
             return next(batches)
-        except Stranded:
+        except (Stranded, Starved):
             self._abandon()
             raise
 
@@ -182,6 +186,8 @@ class Trainer:
         # Dropout and its like depend on the step and the microbatch, not on the rank.
         torch.manual_seed(derive_key(self.seed, self.step, part) >> 1)
         self.called.train()
+        for norm in self._frozen_norms:
+            norm.eval()
         # Only the last microbatch's backward talks to the other ranks.
         with self.ddp.no_sync() if self.ddp and not is_last else contextlib.nullcontext():
             with self.placement.autocast():

@@ -47,7 +47,7 @@ def refuse_empty(root: Path, empty: Sequence[str]) -> None:
     shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
     raise UserError(
         f"{count(len(empty), 'class folder')} of {root} without an image: {shown}; remove those "
-        "that are no classes, or give --allow-empty-classes"
+        "that are no classes, or give --allow-empty-classes (in Python: allow_empty=True)"
     )
 
 

@@ -41,15 +41,12 @@ class FakeImageNet:
             ("classes", 1, 100_000),
             ("train_per_class", 1, 1_000_000),
             ("val_per_class", 0, 1_000_000),
-            ("seed", 0, 2**63),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
                 flag = "--" + name.replace("_", "-")
                 raise UserError(f"{flag} {value} is out of range; give {low} to {high}")
-        if not all(16 <= side <= 2000 for side in self.size):
-            text = "x".join(map(str, self.size))
-            raise UserError(f"--size {text} is out of range; give 16x16 to 2000x2000")
+        check_range(self.size, self.seed)
         if self.shape not in SHAPES:
             raise UserError(f"--shape {self.shape} is unknown; give one of {', '.join(SHAPES)}")
 
@@ -65,6 +62,15 @@ class FakeImageNet:
     def wnids(self) -> list[str]:
         """Class names outside WordNet's numbers, so that no fake looks like a real class."""
         return [f"n{90_000_001 + label}" for label in range(self.classes)]
+
+
+def check_range(size: tuple[int, int], seed: int) -> None:
+    """Raises for pictures that cannot be drawn."""
+    if not all(16 <= side <= 2000 for side in size):
+        text = "x".join(map(str, size))
+        raise UserError(f"--size {text} is out of range; give 16x16 to 2000x2000")
+    if not 0 <= seed <= 2**63:
+        raise UserError(f"--seed {seed} is out of range; give 0 to {2**63}")
 
 
 def train_items(spec: FakeImageNet) -> list[Item]:

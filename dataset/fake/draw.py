@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from dataset.errors import PassingError
-from dataset.fake.picture import Picture, draw_picture
+from dataset.fake.picture import SIZE_SPREAD, Picture, draw_picture
 
 PICTURES_PER_TASK = 32  # about 3.5 MB to send back at the default size
 
@@ -31,6 +31,7 @@ class Item:
     number: int
     size: tuple[int, int]
     kind: str = "JPEG"
+    spread: float = SIZE_SPREAD
 
 
 Draw = Callable[[Iterable[Item]], Iterator[tuple[Item, Picture]]]
@@ -95,4 +96,5 @@ def _draw_chunk(items: list[Item]) -> list[Picture]:
 
 
 def _draw(item: Item) -> Picture:
-    return draw_picture(item.seed, item.split, item.label, item.number, item.size, item.kind)
+    place = (item.seed, item.split, item.label, item.number)
+    return draw_picture(*place, item.size, item.kind, item.spread)

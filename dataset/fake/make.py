@@ -18,6 +18,7 @@ from dataset.names import KAGGLE_ZIP, SOLUTION, TRAIN_TAR, VAL_TAR, VALPREP
 from dataset.untrusted import parse_json
 
 MARKER = "fake_imagenet.json"
+DEFAULT_SIZE = (500, 375)
 SMALL_WORK_PIXELS = 20_000_000  # below this a pool costs more than it saves (about 1 s of one core)
 
 
@@ -38,7 +39,7 @@ def make_fake_imagenet(
     classes: int = 10,
     train_per_class: int = 50,
     val_per_class: int = 10,
-    size: tuple[int, int] = (500, 375),
+    size: tuple[int, int] = DEFAULT_SIZE,
     shape: str = "nested",
     seed: int = 0,
     oddities: bool = False,
@@ -47,15 +48,14 @@ def make_fake_imagenet(
 ) -> Made:
     """The archives in `out`, made once: a second call with the same values finds them there."""
     spec = FakeImageNet(classes, train_per_class, val_per_class, size, shape, seed, oddities)
-    if processes is not None and processes < 1:
-        raise UserError(f"--processes {processes} is out of range; give 1 or more")
+    num_processes = choose_processes(processes, spec.num_train + spec.num_val, size)
     out = Path(out)
     found = _find_made(out, spec)
     if found:
         return found
     out.mkdir(parents=True, exist_ok=True)
-    with _work_folder(out) as work:
-        with open_drawer(_num_processes(spec, processes), progress) as draw:
+    with work_folder(out) as work:
+        with open_drawer(num_processes, progress) as draw:
             num_bytes = write_archives(spec, work, draw)
         files = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
         mean_bytes = num_bytes / (spec.num_train + spec.num_val)
@@ -71,21 +71,14 @@ def _find_made(out: Path, spec: FakeImageNet) -> Made | None:
     """What an earlier call with the same values left here; anything else in the way is refused."""
     names = {TRAIN_TAR, VAL_TAR, KAGGLE_ZIP, VALPREP, SOLUTION}
     present = {name: (out / name).stat().st_size for name in names if (out / name).exists()}
-    marker_path = out / MARKER
-    if not marker_path.exists():
+    if not (out / MARKER).exists():
         if present:
             raise UserError(
                 f"{out} already holds {', '.join(sorted(present))}, not made by this command; "
                 "give another --out"
             )
         return None
-    try:
-        marker = parse_json(marker_path.read_bytes())
-        files, made_from, mean_bytes = marker["files"], marker["spec"], marker["mean_bytes"]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{marker_path} is damaged; remove the folder or give another --out"
-        ) from None
+    files, made_from, mean_bytes = read_marker(out)
     if made_from != _as_json(spec):
         differing = [key for key, value in _as_json(spec).items() if made_from.get(key) != value]
         was = ", ".join(f"{key}={made_from.get(key)}" for key in differing)
@@ -100,12 +93,23 @@ def _find_made(out: Path, spec: FakeImageNet) -> Made | None:
     return Made(out, files, spec.num_train + spec.num_val, mean_bytes, was_there=True)
 
 
+def read_marker(out: Path) -> tuple[dict[str, int], dict[str, object], float]:
+    """(files, values, mean size of a picture) of the call that made what lies here."""
+    try:
+        marker = parse_json((out / MARKER).read_bytes())
+        return marker["files"], marker["spec"], marker["mean_bytes"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{out / MARKER} is damaged; remove the folder or give another --out"
+        ) from None
+
+
 def _as_json(spec: FakeImageNet) -> dict[str, object]:
     return asdict(spec) | {"size": list(spec.size)}
 
 
 @contextmanager
-def _work_folder(out: Path) -> Iterator[Path]:
+def work_folder(out: Path) -> Iterator[Path]:
     """A temporary folder beside the final names, for one process at a time."""
     work = out / ".fake_imagenet.part"
     lock_path = out / ".fake_imagenet.lock"
@@ -123,9 +127,11 @@ def _work_folder(out: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _num_processes(spec: FakeImageNet, wanted: int | None) -> int:
+def choose_processes(wanted: int | None, num_images: int, size: tuple[int, int]) -> int:
     """The number asked for, else one per core, or just one for little work."""
     if wanted is not None:
+        if wanted < 1:
+            raise UserError(f"--processes {wanted} is out of range; give 1 or more")
         return wanted
-    pixels = (spec.num_train + spec.num_val) * spec.size[0] * spec.size[1]
+    pixels = num_images * size[0] * size[1]
     return 1 if pixels < SMALL_WORK_PIXELS else len(os.sched_getaffinity(0))

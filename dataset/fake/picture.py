@@ -55,11 +55,17 @@ def look_of_class(seed: int, label: int) -> ClassLook:
 
 
 def draw_picture(
-    seed: int, split: int, label: int, number: int, mean_size: tuple[int, int], kind: str = "JPEG"
+    seed: int,
+    split: int,
+    label: int,
+    number: int,
+    mean_size: tuple[int, int],
+    kind: str = "JPEG",
+    spread: float = SIZE_SPREAD,
 ) -> Picture:
     """One picture, a function of its arguments alone; kind: JPEG, CMYK, GREY or PNG."""
     rng = np.random.default_rng([seed, 2, split, label, number])
-    width, height = (round(s * rng.uniform(1 - SIZE_SPREAD, 1 + SIZE_SPREAD)) for s in mean_size)
+    width, height = (round(s * rng.uniform(1 - spread, 1 + spread)) for s in mean_size)
     pixels, box = _paint(
         rng, look_of_class(seed, label), _noise_tiles(seed, mean_size), width, height
     )

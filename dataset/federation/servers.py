@@ -124,6 +124,10 @@ class Server:
         """The first ETag counts: a later one that differs is another version."""
         self.etag = self.etag or etag
 
+    def forget_etag(self) -> None:
+        """The next one counts as the first."""
+        self.etag = None
+
     def redirect(self, target: str | None) -> None:
         """Later requests go to the target at once; None: to its own address."""
         self.redirected = target
@@ -217,6 +221,13 @@ class Servers:
     def has_other(self, avoid: Collection[Server], now: float) -> bool:
         """Whether another server than these could take over right now."""
         return any(s not in avoid and s.blocked_until <= now for s in self.usable)
+
+    def refuse_rangeless(self) -> list[Server]:
+        """Leaves out servers that send only the whole; all that are left out for it."""
+        for server in self.usable:
+            if not server.has_ranges:
+                server.refuse(Fault.NO_RANGES)
+        return [s for s in self.all if s.refused and s.refused.fault is Fault.NO_RANGES]
 
     def delivered(self, server: Server, num_bytes: int, seconds: float) -> None:
         """One whole answer arrived."""

@@ -83,6 +83,11 @@ class TokenStore:
         return self._token
 
     @property
+    def expiry(self) -> float | None:
+        """When the token expires, in seconds since 1970; None if that is not known."""
+        return read_expiry(self._token) if self._token is not None else None
+
+    @property
     def was_given(self) -> bool:
         """Whether the user named the token's file, and it was not just found somewhere."""
         return self._file is not None

@@ -5,6 +5,7 @@ ledger         the output folder: its lock, its space, its record
 size           the size of an object by a vote
 digests        digests of the whole: computed beside the transfer, asked of servers
 verify         what a file must pass, and the search for its wrong bytes
+job            what is to be done for one object
 object         one object: look up, resume, transfer, verify
 index_beside   the index that may lie beside a tar
 small_digests  the origin's digests of small files

@@ -16,7 +16,7 @@ from dataset.federation.lookup import Lookup
 from dataset.federation.pelican import DirectorAnswer, Verdict
 from dataset.federation.servers import name_server
 from dataset.transfer.chunk_sums import PrefixHash
-from dataset.transfer.engine import ObjectChanged, Transfer
+from dataset.transfer.engine import ObjectChanged, Transfer, lower_priority
 from dataset.transfer.journal import CHUNK, Arrivals
 from dataset.transfer.store import ChunkStore
 
@@ -65,6 +65,8 @@ class HashFollower:
 
     def _follow(self) -> None:
         assert self._hash is not None
+        if not self._store.blocks.is_front_to_back:  # then nobody waits for it
+            lower_priority()
         size = self._store.blocks.size
         try:
             while self._hash.position < size and not self._stop.is_set():

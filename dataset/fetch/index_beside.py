@@ -12,8 +12,9 @@ from dataset.federation.connection import NETWORK_ERRORS
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target, Verdict
 from dataset.federation.tokens import Access
+from dataset.fetch.job import FetchJob
 from dataset.fetch.ledger import Ledger
-from dataset.fetch.object import FetchJob, fetch_object
+from dataset.fetch.object import fetch_object
 from dataset.fetch.size import ask_size
 from dataset.names import INDEX_SUFFIX
 from dataset.spelling import decode

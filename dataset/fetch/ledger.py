@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ HOLDER = "process "  # how the text in a lock begins
 _RECORD_START = b'{"name":'  # and a record: a user may have a file of that name
 SPARE_BYTES = 16 << 20  # for the journal and the file system's own needs
 WAIT_S = 0.2
+MAX_HOLDER = 400
+DYING_S = 2.0  # a job that was just killed keeps its lock for a moment
 
 
 def make_folder(folder: Path) -> None:
@@ -39,6 +41,34 @@ def make_folder(folder: Path) -> None:
 @contextmanager
 def lock_folder(folder: Path, wait_s: float) -> Iterator[None]:
     """Holds the folder for one fetch at a time; another one waits, and then finds the files."""
+
+    def wait(fd: int) -> None:
+        holder = _read_holder(fd)
+        log.info("%s is being filled by %s; waiting", folder, holder)
+        if not _lock_within(fd, wait_s):
+            raise PassingError(f"{folder} is still being filled by {holder}; try later")
+
+    with _holding(folder, wait):
+        yield
+
+
+@contextmanager
+def take_folder(folder: Path, purpose: str) -> Iterator[None]:
+    """Holds the folder; raises, with the name of the holder, if another process has it."""
+
+    def refuse(fd: int) -> None:
+        if not _lock_within(fd, DYING_S):
+            raise UserError(
+                f"{folder} is being filled by {_read_holder(fd)}; wait for its end, or choose "
+                "another --data-dir"
+            )
+
+    with _holding(folder, refuse, f" ({purpose})"):
+        yield
+
+
+@contextmanager
+def _holding(folder: Path, meet_other: Callable[[int], None], purpose: str = "") -> Iterator[None]:
     make_folder(folder)
     try:
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -49,21 +79,28 @@ def lock_folder(folder: Path, wait_s: float) -> Iterator[None]:
         return
     try:
         if not _try_lock(fd):
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
-            log.info("%s is being filled by %s; waiting", folder, holder)
-            deadline = time.monotonic() + wait_s
-            while not _try_lock(fd):
-                if time.monotonic() >= deadline:
-                    raise PassingError(f"{folder} is still being filled by {holder}; try later")
-                time.sleep(WAIT_S)
+            meet_other(fd)
         is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         if not is_file or os.pread(fd, len(HOLDER), 0) not in (b"", HOLDER.encode()):
             raise UserError(f"{folder / LOCK} is not a lock of this command; choose another --out")
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{HOLDER}{os.getpid()} on {os.uname().nodename}".encode(), 0)
+        os.pwrite(fd, f"{HOLDER}{os.getpid()} on {os.uname().nodename}{purpose}".encode(), 0)
         yield
     finally:
         os.close(fd)
+
+
+def _read_holder(fd: int) -> str:
+    return os.pread(fd, MAX_HOLDER, 0).decode(errors="replace").strip() or "another process"
+
+
+def _lock_within(fd: int, wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while not _try_lock(fd):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(WAIT_S)
+    return True
 
 
 def _try_lock(fd: int) -> bool:

@@ -6,18 +6,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from dataset import checksum
 from dataset.durable import sync
-from dataset.errors import PassingError
+from dataset.errors import DataError, PassingError
 from dataset.federation.lookup import Lookup, Options
-from dataset.federation.pelican import Target
 from dataset.federation.tokens import Access
 from dataset.fetch.digests import DigestAsker, HashFollower, ServerDigest, pick_kinds
-from dataset.fetch.ledger import Ledger, NoSpace, check_space, make_folder
+from dataset.fetch.job import FetchJob
+from dataset.fetch.ledger import NoSpace, check_space, make_folder
 from dataset.fetch.request import Summary
 from dataset.fetch.size import find_size
 from dataset.fetch.verify import (
@@ -29,12 +27,11 @@ from dataset.fetch.verify import (
     verify_by_server,
     whole_checksum,
 )
-from dataset.known_archives import find_published
-from dataset.own_names import check_no_part, journal_path, part_path
+from dataset.own_names import journal_path, part_path
 from dataset.redaction import redact
 from dataset.transfer.chunk_sums import BlockChecks, NoChecks, NoIndex, read_block_checks
 from dataset.transfer.engine import ObjectChanged, OtherSizes, Transfer
-from dataset.transfer.journal import Arrivals, Journal, read_journal
+from dataset.transfer.journal import Arrivals, Journal, read_journal_head
 from dataset.transfer.own_files import check_absent
 from dataset.transfer.resume import adopt_older, discard, holding_part, resume
 from dataset.transfer.store import ChunkStore, DiskError
@@ -43,28 +40,6 @@ log = logging.getLogger("trainyard.fetch")
 
 MAX_STARTS = 5  # an object that changes again and again under our hands
 Tick = Callable[[Transfer], None]
-
-
-@dataclass(frozen=True)
-class FetchJob:
-    """One object to fetch: from where, to where, and what it must be."""
-
-    target: Target
-    path: Path
-    ledger: Ledger
-    given: Mapping[str, str] = field(default_factory=dict)  # kind -> hex, from the user
-    index: Path | None = None  # a TAR.index with block checksums
-    given_by: str = "given"
-
-    def with_published(self, size: int) -> FetchJob:
-        """The same job, with the published MD5 if its name and size are those of a real archive."""
-        known = find_published(self.target.name, size)
-        if known is None or self.given:
-            return self
-        return replace(self, given={"md5": known.md5}, given_by="published")
-
-    def __post_init__(self) -> None:
-        check_no_part(Path(self.path.name))
 
 
 def fetch_object(
@@ -96,7 +71,7 @@ def _fetch(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
     adopt_older(job.path, job.target.identity, job.ledger.knows)
     odd_size: int | None = None
     for _ in range(MAX_STARTS):
-        before = read_journal(journal_path(job.path))
+        before = read_journal_head(journal_path(job.path))
         summary.size = find_size(lookup, before.size if before is not None else None)
         make_folder(job.path.parent)
         if summary.size != odd_size and _is_odd(job, before, summary.size):
@@ -115,6 +90,11 @@ def _fetch(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) -> No
             summary.say(f"the object seems to have another size now ({error}); asking again")
             lookup.servers.forget()
         except (ObjectChanged, TooDifferent) as error:
+            if job.has_readers:  # of the bytes that would be discarded
+                raise DataError(
+                    f"{job.target.identity} changed at its source ({error}); make its index again, "
+                    "remove the partial file and start again"
+                ) from None
             summary.say(f"the object changed at its source ({error}); starting over")
             discard(job.path)
             lookup.servers.forget()
@@ -168,9 +148,11 @@ def _read_checks(job: FetchJob, summary: Summary) -> BlockChecks | None:
     """The block checksums of the index, if there are any; what is wrong with them is said."""
     try:
         return read_block_checks(job.index, summary.size) if job.index else None
-    except NoIndex:
-        return None
     except NoChecks as error:
+        if job.has_readers:
+            raise DataError(f"nothing can vouch for {job.target.identity}: {error}") from None
+        if isinstance(error, NoIndex):
+            return None
         summary.say(f"block checksums are not used: {error}")
         return None
 
@@ -181,7 +163,8 @@ def _fetch_once(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) 
     with holding_part(job.path) as fd:
         kinds = pick_kinds(job.given, checks.kind if checks is not None else None)
         arrivals = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
-        _compare_etags(lookup, arrivals)
+        if not _ignores_etags(job, checks):
+            _compare_etags(lookup, arrivals)
         os.ftruncate(fd, summary.size)  # its full length, but sparse
         _fill_part(job, lookup, fd, arrivals, checks, summary, on_tick)
         _finish(job, summary)
@@ -199,7 +182,9 @@ def _fill_part(
     """Completes and verifies the partial file, and syncs it to the disk."""
     journal = Journal.create(journal_path(job.path), arrivals)
     try:
-        store = ChunkStore(fd, journal, arrivals, lookup.lock, lookup.servers, checks, summary.say)
+        store = ChunkStore(
+            fd, journal, arrivals, lookup.lock, lookup.servers, checks, summary.say, job.make_map
+        )
         while not _fill(job, Transfer(lookup, store), arrivals, summary, on_tick):
             pass
         store.flush()
@@ -235,6 +220,14 @@ def _fill(
         _count(transfer, summary)
 
 
+def _ignores_etags(job: FetchJob, checks: BlockChecks | None) -> bool:
+    """Whether a cache may have another ETag than before: a cache that fetches it anew often has.
+
+    A fetch then begins anew; under readers it goes on where sums vouch for every block.
+    """
+    return job.has_readers and checks is not None
+
+
 def _compare_etags(lookup: Lookup, arrivals: Arrivals) -> None:
     """Raises if a server's ETag shows that the object changed since an earlier start."""
     for server in lookup.servers.all:
@@ -251,9 +244,11 @@ def _run(
     store = transfer.store
     hashes = [kind for kind in job.given if kind in checksum.HASHES]
     follower = HashFollower(store, hashes)
-    transfer.stays_behind = bool(hashes)  # on a fast network the hash is the slowest part
+    # On a fast network the hash is the slowest part; in another order it begins when all is here.
+    transfer.stays_behind = bool(hashes) and store.blocks.is_front_to_back
+    transfer.ignores_etags = _ignores_etags(job, store.checks)
     asker = None
-    if not job.given and store.checks is None:
+    if not job.given and (store.checks is None or job.asks_digest):
         asker = DigestAsker(transfer, arrivals)
 
     def tick() -> None:

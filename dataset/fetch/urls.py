@@ -20,6 +20,7 @@ from dataset.federation.tokens import Access
 from dataset.federation.webdav import Entry
 from dataset.fetch.display import Display
 from dataset.fetch.index_beside import fetch_index
+from dataset.fetch.job import FetchJob
 from dataset.fetch.ledger import (
     Ledger,
     NoSpace,
@@ -27,7 +28,7 @@ from dataset.fetch.ledger import (
     lock_folder,
     make_folder,
 )
-from dataset.fetch.object import FetchJob, fetch_object
+from dataset.fetch.object import fetch_object
 from dataset.fetch.request import Request, Summary
 from dataset.fetch.size import find_size
 from dataset.fetch.small_digests import names_by_path
@@ -229,7 +230,7 @@ def fetch_dataset(
         fetch_urls([url], request)
         return data_dir / target.name
     _check_networks([target])
-    names = _list_top(target, request)
+    names = list_top(target, request)
     wanted = _choose_archives(names)
     if wanted and not {"train", "val"} <= names:
         base = url.partition("?")[0].rstrip("/")
@@ -250,7 +251,7 @@ def _choose_archives(names: set[str]) -> list[str]:
     return [n for n in DATA_NAMES if n in names and not (has_tars and n in KAGGLE_NAMES)]
 
 
-def _list_top(target: Target, request: Request) -> set[str]:
+def list_top(target: Target, request: Request) -> set[str]:
     """The names in a folder, local or remote."""
     if target.scheme == "file":
         return {path.name for path in Path(decode(target.path)).iterdir()}

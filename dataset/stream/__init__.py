@@ -5,4 +5,11 @@ resumable_md5  an MD5 that a later process can go on with
 pass_state     what a killed pass has reached, in a file
 forward_pass   one pass over an object: transferred, hashed, walked
 index_url      the index of a tar that stays where it is
+arrivals       which MiB of an object are here, for all readers of a node
+spec           what the trainer tells the fetcher
+find_index     the index that a stream goes by
+plan           what a stream of a URL takes
+need_map       the chunks of an object in the order of need
+fetcher        the process of a node that fills its files
+keeper         starts the fetcher, and starts it again
 """

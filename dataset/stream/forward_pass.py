@@ -18,14 +18,13 @@ from dataset.archive.tar_header import BLOCK
 from dataset.archive.tar_images import read_kind
 from dataset.errors import DataError, UserError
 from dataset.federation.lookup import Lookup
-from dataset.federation.servers import Fault
 from dataset.fetch.digests import DigestAsker, ServerDigest
 from dataset.fetch.verify import whole_checksum
 from dataset.known_archives import WrongDigest, find_published
 from dataset.stream.pass_state import PassState, read_state, write_state
 from dataset.stream.resumable_md5 import Md5, continue_md5, start_md5
 from dataset.stream.window import WINDOW_CHUNKS, Stopped, WindowReader, WindowStore
-from dataset.transfer.engine import ObjectChanged, Transfer
+from dataset.transfer.engine import NoRanges, ObjectChanged, Transfer
 from dataset.transfer.journal import CHUNK, Arrivals
 
 log = logging.getLogger("trainyard.index")
@@ -110,17 +109,13 @@ class ForwardPass:
 
     def _refuse_rangeless(self) -> None:
         """Leaves out servers that only send the whole; raises when no other is left."""
-        with self._lookup.lock:
-            servers = self._lookup.servers
-            for server in servers.usable:
-                if not server.has_ranges and self._size:  # nothing has no parts
-                    server.refuse(Fault.NO_RANGES)
-            refused = [s for s in servers.all if s.refused and s.refused.fault is Fault.NO_RANGES]
-            if refused and not servers.usable:
-                raise UserError(
-                    f"{refused[0].label} sends only the whole of {self._lookup.target.name}, no "
-                    "parts of it; fetch it with scripts/fetch_osdf.py and index the file"
-                )
+        try:
+            self._transfer.leave_out_rangeless()
+        except NoRanges as label:
+            raise UserError(
+                f"{label} sends only the whole of {self._lookup.target.name}, no parts of it; "
+                "fetch it with scripts/fetch_osdf.py and index the file"
+            ) from None
 
     # In the thread of the reader
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dataset.federation.connection import Connection
 from dataset.federation.servers import Server
-from dataset.transfer.journal import CHUNK, chunk_length, num_chunks
+from dataset.transfer.journal import CHUNK, Marks, chunk_length, num_chunks
 
 BLOCK_CHUNKS = 4  # requests are whole multiples of 4 MiB
 MAX_BLOCK_CHUNKS = 64
@@ -127,22 +128,19 @@ class Lease:
             self.connection.cut()
 
 
-@dataclass
-class Waste:
-    """Bytes that were fetched twice, by cause."""
-
-    wrong: int = 0  # failed a checksum
-    hedged: int = 0  # a stalled block was asked of two servers and both sent it
-    in_flight: int = 0  # less than a chunk when a connection broke
-    skipped: int = 0  # a server without ranges had to be read from its start
-    compared: int = 0  # fetched to find wrong bytes, when the digest of the whole was wrong
-
-
 class BlockMap:
     """The states of all chunks and the queue of what to fetch; the caller holds the lock."""
 
-    def __init__(self, size: int, arrived: Iterable[int] = (), claimed: Iterable[int] = ()) -> None:
-        self.size = size
+    is_front_to_back = True
+
+    def __init__(
+        self,
+        size: int,
+        arrived: Iterable[int] = (),
+        claimed: Iterable[int] = (),
+        marks: Marks | None = None,
+    ) -> None:
+        self.size, self._marks = size, marks
         self.num_chunks = num_chunks(size)
         self.state = bytearray(self.num_chunks)
         for chunk in arrived:
@@ -154,18 +152,33 @@ class BlockMap:
         self._queue: list[tuple[int, int, Lease]] = []
         self._order = itertools.count()
         self._chunk_times: deque[float] = deque(maxlen=64)
-        for first, end in _runs(self.state):
-            self.put(Lease(first, end))
+        self._fill_queue()
+
+    def _fill_queue(self) -> None:
+        for run in re.finditer(rb"%c+" % MISSING, self.state):
+            self.put(Lease(*run.span()))
 
     @property
     def is_complete(self) -> bool:
         return self.num_done == self.num_chunks
 
+    def rank(self, lease: Lease) -> int:
+        """The lower, the sooner it is fetched."""
+        return lease.first
+
+    def order_claims(self, claimed: Iterable[int]) -> list[int]:
+        """In which order to read again what an earlier start left."""
+        return sorted(claimed)
+
+    def is_urgent(self, lease: Lease) -> bool:
+        """Whether somebody waits, or soon will, for the chunk that it is at."""
+        return False
+
     def put(self, lease: Lease) -> None:
-        heapq.heappush(self._queue, (lease.first, next(self._order), lease))
+        heapq.heappush(self._queue, (self.rank(lease), next(self._order), lease))
 
     def peek(self) -> Lease | None:
-        """The next run to fetch, from the front of the file, so that hashing can follow."""
+        """The next run to fetch, as a rule from the front of the file: hashing can follow."""
         while self._queue:
             lease = self._queue[0][2]
             if self._trim(lease):
@@ -252,11 +265,15 @@ class BlockMap:
     def mark_done(self, chunk: int) -> None:
         self.state[chunk] = DONE
         self.num_done += 1
+        if self._marks is not None:
+            self._marks.mark(chunk)
         while self.prefix < self.num_chunks and self.state[self.prefix] == DONE:
             self.prefix += 1
 
     def drop(self, first: int, end: int, avoid: frozenset[Server]) -> None:
         """Marks chunks that turned out wrong as missing."""
+        if self._marks is not None:
+            self._marks.unmark(first, end)
         for chunk in range(first, end):
             self.num_done -= self.state[chunk] == DONE
             self.state[chunk] = MISSING
@@ -278,16 +295,3 @@ class BlockMap:
         share = self.state.count(MISSING) // (2 * connections)
         chunks = max(BLOCK_CHUNKS, min(wanted, share, MAX_BLOCK_CHUNKS))
         return chunks - chunks % BLOCK_CHUNKS
-
-
-def _runs(state: bytearray) -> Iterable[tuple[int, int]]:
-    """[first, end) of each run of missing chunks."""
-    chunk = 0
-    while chunk < len(state):
-        if state[chunk] != MISSING:
-            chunk += 1
-            continue
-        first = chunk
-        while chunk < len(state) and state[chunk] == MISSING:
-            chunk += 1
-        yield first, chunk

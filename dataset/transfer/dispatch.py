@@ -22,6 +22,7 @@ STEAL_S = 1.0  # near the end: a block that takes longer is split with an idle c
 FULL_BYTES_PER_S = 600e6
 MIN_CONNECTIONS = 3
 START_CONNECTIONS = 4  # until the first block tells how fast the network is
+LATE_S = 2.0  # an urgent lease that trickles is hedged so long after the time that others took
 
 
 class Dispatcher:
@@ -33,6 +34,11 @@ class Dispatcher:
         self.needs_company = False  # a block is silent or wrong, and no other server can take it
         self._put_off: list[Lease] = []  # what could not be placed at the last look
         self._blocks, self._servers, self._options = blocks, servers, options
+        self.connections, self._num_at_start = options.connections, START_CONNECTIONS
+
+    def allow(self, connections: int) -> None:
+        """So many connections from now on, before the speed is known too."""
+        self.connections = self._num_at_start = connections
 
     @property
     def num_silent(self) -> int:
@@ -65,20 +71,38 @@ class Dispatcher:
             self._count_stall(lease, server, now)
             lease.cancel("stalled")
             return True
-        if lease.rival is not None or idle_s < self._find_patience_s():
+        is_urgent = self._blocks.is_urgent(lease)
+        if lease.rival is not None or not self._is_silent(lease, now, is_urgent):
             return False
-        if not self._servers.has_other(lease.avoid | {server}, now):
+        has_other = self._servers.has_other(lease.avoid | {server}, now)
+        if has_other and (not is_urgent or self._is_mute(server, now)):
+            self._count_stall(lease, server, now)
+        elif is_urgent and (has_other or self._servers.are_all):
+            lease.note_stall()  # only this connection; another one to the same server may deliver
+        else:
             self.needs_company = True
             return False
-        self._count_stall(lease, server, now)
         self.num_hedges += 1
         self._blocks.hedge(lease)
         return True
 
-    def _find_patience_s(self) -> float:
-        """How long a block may be silent before it is hedged: 3 x the median time, 1 s at least."""
-        median_s = self._blocks.median_block_s()
-        return FIRST_HEDGE_S if median_s is None else max(HEDGE_S, 3 * median_s)
+    def _is_silent(self, lease: Lease, now: float, is_urgent: bool) -> bool:
+        """Whether to hedge it: after 3 x the median time of a block, 1 s at least.
+
+        If it is urgent, that of a chunk counts, and a slow one is not waited for either.
+        """
+        idle_s, median_s = now - lease.progress_at, self._blocks.median_block_s()
+        if median_s is None:
+            return idle_s >= FIRST_HEDGE_S
+        if not is_urgent:
+            return idle_s >= max(HEDGE_S, 3 * median_s)
+        chunk_s = median_s / BLOCK_CHUNKS
+        late_s = now - lease.started - 4 * chunk_s * (lease.position - lease.first + 1)
+        return idle_s >= max(HEDGE_S, 3 * chunk_s) or late_s >= LATE_S
+
+    def _is_mute(self, server: Server, now: float) -> bool:
+        """Whether no connection to this server receives anything."""
+        return all(now - o.progress_at >= HEDGE_S for o in self.out if o.server is server)
 
     def _count_stall(self, lease: Lease, server: Server, now: float) -> None:
         if lease.note_stall():
@@ -88,9 +112,9 @@ class Dispatcher:
         """The number asked for, or fewer on a very fast network; few to begin with."""
         rates = [server.rate for server in self._servers.usable if server.rate]
         if not rates:
-            return min(self._options.connections, START_CONNECTIONS)
+            return min(self.connections, self._num_at_start)
         few = int(FULL_BYTES_PER_S * len(rates) / sum(rates))
-        return min(self._options.connections, max(MIN_CONNECTIONS, few))
+        return min(self.connections, max(MIN_CONNECTIONS, few))
 
     def _take_waiting(self, now: float) -> Lease | None:
         """The first waiting lease that there is a server for."""
@@ -99,7 +123,8 @@ class Dispatcher:
         picks: dict[frozenset[Server], Server | None] = {}  # the same for all with the same avoid
         self._put_off = []
         for waiting in self._blocks.iter_waiting():
-            if waiting.put_off_at is not None and now - waiting.put_off_at >= AVOID_S:
+            avoid_s = HEDGE_S if self._blocks.is_urgent(waiting) else AVOID_S
+            if waiting.put_off_at is not None and now - waiting.put_off_at >= avoid_s:
                 waiting.accept_any()
             if waiting.avoid not in picks:
                 picks[waiting.avoid] = self._pick(now, waiting.avoid)
@@ -112,7 +137,7 @@ class Dispatcher:
 
     def _take(self, waiting: Lease, server: Server, now: float) -> Lease:
         """As much of a waiting lease as the server should get in one request."""
-        max_chunks = self._blocks.block_chunks(server.rate, self._options.connections)
+        max_chunks = self._blocks.block_chunks(server.rate, self.connections)
         if server.failures:
             max_chunks = BLOCK_CHUNKS  # on trial
         if not server.has_ranges:
@@ -132,14 +157,14 @@ class Dispatcher:
 
     def _steal(self, now: float) -> Lease | None:
         """Near the end: half of the rest of a slow lease, for an idle connection."""
-        best, best_s = None, STEAL_S
+        best, best_s = None, (False, STEAL_S)
         for lease in self.out:
             done = (lease.position - lease.first) * CHUNK + lease.partial
             if lease.cancelled or lease.rival is not None or lease.remaining < 2 or not done:
                 continue
             left_s = lease.remaining * CHUNK / (done / max(now - lease.started, 1e-3))
-            if left_s > best_s:
-                best, best_s = lease, left_s
+            if left_s > STEAL_S and (self._blocks.is_urgent(lease), left_s) > best_s:
+                best, best_s = lease, (self._blocks.is_urgent(lease), left_s)
         server = self._servers.pick(now, best.avoid) if best is not None else None
         if best is None or server is None or not server.has_ranges:
             return None

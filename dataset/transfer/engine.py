@@ -36,6 +36,10 @@ class OtherSizes(ObjectChanged):
     """No server is left, and at least one reports another size."""
 
 
+class NoRanges(Exception):
+    """No server is left that sends parts of the object; the text is the name of one."""
+
+
 class Transfer:
     """Fetches what is missing in `store`; `run` returns when all has arrived and is checked.
 
@@ -52,6 +56,7 @@ class Transfer:
         self._wake = threading.Event()
         self._dispatcher = Dispatcher(self.blocks, self.servers, self.options)
         self.stays_behind = False  # connections leave the CPU to a hash that follows them
+        self.ignores_etags = False  # sums vouch for every chunk: another ETag means nothing
         self._num_threads = 0
         self._stopping = self._syncing = self._rereading = False
         self._error: BaseException | None = None
@@ -79,8 +84,23 @@ class Transfer:
     def num_hedges(self) -> int:
         return self._dispatcher.num_hedges
 
+    def allow(self, connections: int) -> None:
+        """So many connections from now on."""
+        self._dispatcher.allow(connections)
+
+    def leave_out_rangeless(self) -> None:
+        """Asks no server that sends only the whole, nor waits for one; raises without another."""
+        with self._changed:
+            refused = self.servers.refuse_rangeless() if self.blocks.size else []
+            for lease in self._dispatcher.out:
+                if lease.server in refused:
+                    lease.cancel("no ranges")
+            if refused and not self.servers.usable:
+                raise NoRanges(refused[0].label)
+
     def fail(self, error: BaseException) -> None:
         """Ends the transfer with an error, from any thread."""
+        error = error.error if isinstance(error, DiskError) else error
         with self._changed:
             self._error = self._error or error
         self._wake.set()
@@ -115,8 +135,6 @@ class Transfer:
                 with self._changed:
                     self._last_progress = time.monotonic()
             self.store.end_claims()
-        except DiskError as error:
-            self.fail(error.error)
         except BaseException as error:
             self.fail(error)
         finally:
@@ -145,7 +163,7 @@ class Transfer:
 
     def _start_threads(self) -> None:
         """One thread per connection, and one more for every connection that fell silent."""
-        while self._num_threads < self.options.connections + self._dispatcher.num_silent:
+        while self._num_threads < self._dispatcher.connections + self._dispatcher.num_silent:
             self._num_threads += 1
             threading.Thread(target=self._work, name="fetch", daemon=True).start()
 
@@ -159,7 +177,7 @@ class Transfer:
         try:
             self.store.sync()
         except DiskError as error:
-            self.fail(error.error)
+            self.fail(error)
         finally:
             with self._changed:
                 self._syncing = False
@@ -168,8 +186,7 @@ class Transfer:
 
     def _work(self) -> None:
         if self.stays_behind:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _lower_priority())
+            lower_priority()
         buffer = memoryview(bytearray(CHUNK))
         try:
             while True:
@@ -177,8 +194,6 @@ class Transfer:
                 if lease is None:
                     return
                 self._serve(lease, buffer)
-        except DiskError as error:
-            self.fail(error.error)
         except BaseException as error:
             self.fail(error)
         finally:
@@ -189,10 +204,8 @@ class Transfer:
         """Waits for something to fetch; None when there is nothing more for this thread."""
         with self._changed:
             while not self._stopping and not self.blocks.is_complete:
-                if (
-                    len(self._dispatcher.out) - self._dispatcher.num_silent
-                    >= self.options.connections
-                ):
+                num_busy = len(self._dispatcher.out) - self._dispatcher.num_silent
+                if num_busy >= self._dispatcher.connections:
                     return None  # a silent connection delivers again: this thread is one too many
                 lease = self._dispatcher.dispatch(time.monotonic())
                 if lease is not None:
@@ -210,7 +223,10 @@ class Transfer:
             server.refuse(Fault.OTHER_SIZE, f"({error})")
             problem = Problem(str(server.refused))
         except OtherVersion as error:
-            raise ObjectChanged(f"{server.label}: {error}") from None
+            if not self.ignores_etags:
+                raise ObjectChanged(f"{server.label}: {error}") from None
+            server.forget_etag()
+            problem = Problem(str(error))
         except NETWORK_ERRORS as error:
             if getattr(error, "filename", None) is not None:
                 raise  # a local file, not the network
@@ -275,5 +291,8 @@ def _has_other_size(servers: Servers) -> bool:
     return any(refusal.fault is Fault.OTHER_SIZE for refusal in refusals)
 
 
-def _lower_priority() -> int:
-    return min(19, os.getpriority(os.PRIO_PROCESS, 0) + BEHIND_NICENESS)
+def lower_priority() -> None:
+    """Leaves the CPU to the other threads of this process."""
+    niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + BEHIND_NICENESS)
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

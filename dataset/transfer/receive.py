@@ -24,8 +24,9 @@ from dataset.federation.lookup import Lookup
 from dataset.federation.servers import Problem, Server
 from dataset.redaction import redact
 from dataset.spelling import decode
-from dataset.transfer.blocks import Lease, Waste
+from dataset.transfer.blocks import Lease
 from dataset.transfer.journal import CHUNK, chunk_length
+from dataset.transfer.waste import Waste
 from dataset.untrusted import parse_count, shorten
 
 PROGRESS_BYTES = 16 << 10  # less than this within the stall time counts as a stall

@@ -6,21 +6,24 @@ import itertools
 import logging
 import os
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from dataset.durable import write_at
 from dataset.errors import DataError
 from dataset.federation.servers import Server, Servers
-from dataset.transfer.blocks import ARRIVED, CLAIMED, MISSING, WRITING, BlockMap, Waste
+from dataset.transfer.blocks import ARRIVED, CLAIMED, MISSING, WRITING, BlockMap
 from dataset.transfer.chunk_sums import BlockChecks, ChunkSums, compute_all
 from dataset.transfer.journal import CHUNK, Arrivals, Journal, chunk_length
 from dataset.transfer.resume import read_chunk
+from dataset.transfer.waste import Waste
 
 log = logging.getLogger("trainyard.fetch")
 
 MIN_BLOCK_TRIES = 4  # before a block is given up, all servers having sent it wrong
 MAX_BLOCK_TRIES = 20  # and in any case: some servers may rest for long
+
+MapMaker = Callable[[int, Iterable[int], Iterable[int]], BlockMap]  # size, arrived, claimed
 
 
 class DiskError(Exception):
@@ -47,14 +50,16 @@ class ChunkStore:
         servers: Servers,
         checks: BlockChecks | None = None,
         say: Callable[[str], None] = log.info,
+        make_map: MapMaker = BlockMap,
     ) -> None:
         self.fd, self.journal, self.checks = fd, journal, checks
         self._say, self.part = say, journal.path.with_suffix("")
-        self.claimed = () if arrivals.were_read else tuple(sorted(arrivals.chunks))
         self.resumed_bytes = sum(chunk_length(n, arrivals.size) for n in arrivals.chunks)
         self._num_lost = 0  # chunks of an earlier start in whose place are other bytes now
+        claimed = () if arrivals.were_read else arrivals.chunks
         arrived = arrivals.chunks if arrivals.were_read else ()
-        self.blocks = BlockMap(arrivals.size, arrived, self.claimed)
+        self.blocks = make_map(arrivals.size, arrived, claimed)
+        self.claimed = self.blocks.order_claims(claimed)
         self.sums = ChunkSums(arrivals.kinds, arrivals.size, self.blocks.num_chunks)
         self.waste = Waste()
         self.num_writing = 0
@@ -95,7 +100,7 @@ class ChunkStore:
 
     def end_claims(self) -> None:
         """Called when all that an earlier start left has been read."""
-        self.claimed = ()
+        self.claimed = []
         if self._num_lost:
             self._say(
                 f"damaged on the disk: {self._num_lost} MiB of an earlier start; fetching it again"

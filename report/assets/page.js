@@ -22,7 +22,7 @@ function sortBy(table, index, heading) {
   heading.setAttribute("aria-sort", ascending ? "ascending" : "descending");
 }
 
-for (const table of document.querySelectorAll("table")) {
+for (const table of document.querySelectorAll("table[data-name]")) {
   Array.from(table.tHead.rows[0].cells).forEach((heading, index) => {
     heading.querySelector("button").addEventListener("click", () => sortBy(table, index, heading));
   });

@@ -10,5 +10,6 @@ totals          the study's totals and shares
 osg_study       the study's own tables
 report          from files to the figures of a report
 tables          the report as tables
-plots           the study's four pictures
+replay          the study's jobs with other ways to bring the data, as tables
+plots           the study's four pictures, and those of a replay
 """

@@ -1,4 +1,4 @@
-"""The OSG study's four pictures, drawn from any grid report as PNG and SVG."""
+"""The OSG study's four pictures from any grid report, as PNG and SVG; and those of a replay."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataset.errors import UserError
+from report.grid.replay import AS_IT_WAS, Replay, ReplayedJob, Way
 from report.grid.report import GridReport, count_causes
 from report.grid.rows import GridJob
 from report.grid.totals import mean, median
@@ -23,6 +24,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F
 GREY = "#666666"
 MAX_BARS = 40
 MAX_SITES = 12
+_WAITS = {1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36000: "10 h"}
 
 
 def draw_grid_charts(report: GridReport, folder: Path) -> list[Path]:
@@ -154,6 +156,36 @@ def draw_failure_causes(report: GridReport) -> Canvas | None:
     axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("jobs")
     axes.set_title(f"Causes of failure: {num_failed} of {count(len(report.jobs), 'job')}")
+    return canvas
+
+
+def draw_replay(replay: Replay) -> list[Canvas]:
+    """A picture for each reading of the stalls: what each job waited, as it was and otherwise."""
+    jobs = sorted(replay.arrived, key=lambda job: -job.waited_s[AS_IT_WAS])
+    ways: defaultdict[str, list[Way]] = defaultdict(list)
+    for way in replay.ways:
+        if way.key != AS_IT_WAS:
+            ways[way.stalls].append(way)
+    was = next(way for way in replay.ways if way.key == AS_IT_WAS)
+    return [_draw_waits(jobs, [was, *others]) for others in ways.values()]
+
+
+def _draw_waits(jobs: list[ReplayedJob], ways: list[Way]) -> Canvas:
+    canvas, axes = _new_canvas(8.0, 3.6)
+    # The first dots are larger: they are seen behind later ones on the same place.
+    dots = ((GREY, 26), (COLOURS[5], 9), (COLOURS[2], 9))
+    for way, (colour, size) in zip(ways, dots, strict=False):
+        waits = [job.waited_s[way.key] for job in jobs]
+        axes.scatter(range(len(jobs)), waits, s=size, color=colour, label=to_label(way.way))
+    axes.set_yscale("log")
+    axes.set_yticks(list(_WAITS), list(_WAITS.values()))
+    axes.minorticks_off()
+    axes.grid(True, axis="y", color="#dddddd", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(f"{count(len(jobs), 'job')} that got the data, the longest wait first")
+    axes.set_ylabel("waited for data")
+    axes.set_title(f"Waiting, replayed (not measured); stalls were {to_label(ways[-1].stalls)}")
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
     return canvas
 
 

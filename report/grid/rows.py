@@ -18,6 +18,7 @@ from report.grid.jobs import (
     Transfer,
 )
 from report.record_shape import shape_record, to_number
+from report.streams import StreamFigures, read_stream
 from train.records.record import (
     STAGES_FILE,
     Record,
@@ -58,6 +59,7 @@ class GridJob:
     num_disconnects: int = 0
     holds: tuple[str, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    stream: StreamFigures | None = None  # of a job that trained while its tar arrived
     citation: str = ""  # who published the table that it is a row of
 
     @property
@@ -132,6 +134,7 @@ def make_row(history: JobHistory, record: JobRecord | None = None) -> GridJob:
         num_disconnects=history.num_disconnects,
         holds=tuple(hold.cause for hold in history.holds),
         transfers=transfers,
+        stream=read_stream(record.run) if record else None,
     )
     row = _with_transfers(row, transfers)
     spent_s = executed_s + output_s + row.transfer_last_s + row.transfer_retried_s

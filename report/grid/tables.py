@@ -17,7 +17,12 @@ SITE_NOTE = (
     "compute: successful jobs that ended at the site; transfers: every input transfer that "
     "succeeded there, the first one against the later ones"
 )
-_NO_COLUMN = ("transfers", "citation")
+_NO_COLUMN = ("transfers", "citation", "stream")
+STREAM_COLUMNS = {
+    "fetched_gb": "streamed GB",
+    "first_step_s": "first step s",
+    "waited_s": "network wait s",
+}
 STALL_NOTE = (
     "stalled: ended by HTCondor's transfer watchdog; an attempt succeeds only if 001 follows"
 )
@@ -168,7 +173,7 @@ def make_job_table(report: GridReport) -> Table:
     }
     columns = (
         *(Column(key, words[key], is_number=False) for key in ("job_id", "sites", "outcome")),
-        *(Column(key, heading) for key, heading in numbers.items()),
+        *(Column(key, heading) for key, heading in (numbers | STREAM_COLUMNS).items()),
         Column("holds", "holds", is_number=False),
         Column("detail", "detail", is_number=False),
     )
@@ -176,19 +181,24 @@ def make_job_table(report: GridReport) -> Table:
         (
             *(_word(_join(getattr(job, key))) for key in ("job_id", "sites", "outcome")),
             *(_number(getattr(job, key), blank_zero=True) for key in numbers),
+            *(_number(getattr(job.stream, key, None)) for key in STREAM_COLUMNS),
             _word(_join(job.holds)),
             _word(_shorten(job.detail)),
         )
         for job in report.jobs
     )
-    data = tuple(_job_record(job) for job in report.jobs)
+    has_streams = any(job.stream for job in report.jobs)
+    data = tuple(_job_record(job, has_streams) for job in report.jobs)
     table = Table("jobs", "Jobs", columns, rows, data)
     return table.without_empty_columns(keep=("job_id", "sites", "outcome"))
 
 
-def _job_record(job: GridJob) -> dict[str, Value]:
+def _job_record(job: GridJob, has_streams: bool) -> dict[str, Value]:
     names = [field.name for field in dataclasses.fields(job) if field.name not in _NO_COLUMN]
-    return {name: _join(getattr(job, name)) for name in names}
+    record = {name: _join(getattr(job, name)) for name in names}
+    if has_streams:
+        record |= {f"stream_{key}": getattr(job.stream, key, None) for key in STREAM_COLUMNS}
+    return record
 
 
 def _join(value: object) -> Value:

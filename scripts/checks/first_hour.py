@@ -26,7 +26,7 @@ from train.device import (
     set_up_math,
 )
 from train.microbatch import free_memory, is_out_of_memory
-from train.model import build_model
+from train.network.model import build_model
 from train.ranks.comm import Comm
 from train.ranks.launch import Launch
 from train.recipe import resolve_recipe

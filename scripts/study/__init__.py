@@ -3,7 +3,6 @@
 plan        what to run: sizes, batches, commands
 study_file  study.json, so that a study can be continued
 microbatch  the microbatch that all rows share
-jobs        how runs are started
-state       how far they are
+state_table  how far the runs are, as a table
 run_study   the study from start to table
 """

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dataset.errors import UserError
-from dataset.flags import flag
+from scripts.jobs.run_folder import data_argument, from_here
+from scripts.jobs.train_run import Place, SlurmOptions, TrainRun, count_nodes, make_place
 from train.config import TrainConfig, parse_config
 from train.recipe import choose_recipe
-
-CLUSTERS = ("local", "slurm")
-
-
-@dataclass(frozen=True)
-class SlurmOptions:
-    """What is passed on to sbatch; None: the site's default."""
-
-    partition: str | None = flag(None, None)
-    account: str | None = flag(None, None)
-    constraint: str | None = flag(None, None)
-    qos: str | None = flag(None, None)
-    time: str = flag("24:00:00", "default 24:00:00")
-    # None: 4 ranks a node, with GPUs unless --device cpu
-    gpus_per_node: int | None = flag(None, "default 4; none with --device cpu")
-    cpus_per_task: int = flag(16, "default 16")
-    mem_per_cpu: str | None = flag("4G", "default 4G")
-
-    @property
-    def ranks_per_node(self) -> int:
-        return 4 if self.gpus_per_node is None else self.gpus_per_node
 
 
 @dataclass(frozen=True)
@@ -57,6 +36,10 @@ class StudyPlan:
         if self.cluster == "slurm":
             self._check_slurm()
 
+    @property
+    def place(self) -> Place:
+        return make_place(self.cluster, self.slurm, self.train_flags)
+
     def _check_slurm(self) -> None:
         per_node = self.slurm.ranks_per_node
         if per_node < 1:
@@ -69,20 +52,12 @@ class StudyPlan:
             )
 
 
-@dataclass(frozen=True)
-class StudyRun:
+@dataclass(frozen=True, kw_only=True)
+class StudyRun(TrainRun):
     """One run of a study: a size and its repeat."""
 
-    name: str
-    num_gpus: int
-    num_nodes: int
     repeat: int
     batch_size: int
-    argv: tuple[str, ...]
-
-    @property
-    def ranks_per_node(self) -> int:
-        return self.num_gpus // self.num_nodes
 
 
 def make_runs(plan: StudyPlan, folder: Path) -> list[StudyRun]:
@@ -90,7 +65,7 @@ def make_runs(plan: StudyPlan, folder: Path) -> list[StudyRun]:
 
     Rows are comparable only if they share a recipe, so `auto` is asked once, for the smallest.
     """
-    data = [_data_argument(plan, folder)] if plan.data else []
+    data = [data_argument(plan.data, folder)] if plan.data else []
     config = _parse(plan, folder)
     base = [*data, *_without_batch(plan.train_flags)]
     pinned = ["--recipe", _first_recipe(config)] if config.recipe == "auto" else []
@@ -100,12 +75,21 @@ def make_runs(plan: StudyPlan, folder: Path) -> list[StudyRun]:
     runs = []
     for num_gpus, batch_size in batches.items():
         for repeat in range(plan.repeats):
-            name = f"{folder.name}-gpus{num_gpus:04d}-r{repeat + 1}"
+            group = f"{folder.name}-gpus{num_gpus:04d}"
+            name = f"{group}-r{repeat + 1}"
             seed = ["--seed", str(config.seed + repeat)] if repeat else []
-            own = ["-b", str(batch_size), *pinned, *seed, "--output", _from_here(folder / name)]
-            num_nodes = _num_nodes(plan, num_gpus)
-            argv = (*base, *own)
-            runs.append(StudyRun(name, num_gpus, num_nodes, repeat + 1, batch_size, argv))
+            own = ["-b", str(batch_size), *pinned, *seed, "--output", from_here(folder / name)]
+            runs.append(
+                StudyRun(
+                    name=name,
+                    group=group,
+                    num_gpus=num_gpus,
+                    num_nodes=count_nodes(plan.place, num_gpus),
+                    argv=(*base, *own),
+                    repeat=repeat + 1,
+                    batch_size=batch_size,
+                )
+            )
     return runs
 
 
@@ -124,36 +108,13 @@ def describe_pin(plan: StudyPlan, folder: Path) -> str:
 
 
 def _parse(plan: StudyPlan, folder: Path) -> TrainConfig:
-    data = [_data_argument(plan, folder)] if plan.data else []
+    data = [data_argument(plan.data, folder)] if plan.data else []
     return parse_config([*data, *plan.train_flags])
 
 
 def _first_recipe(config: TrainConfig) -> str:
     """The recipe of the smallest run, whose batch is the one that was given."""
     return choose_recipe(config.recipe, config.batch_size)
-
-
-def relative_data(data: str, folder: Path) -> str:
-    """DATA as the plan keeps it: a URL unchanged, a path relative to the study's folder."""
-    if not data or "://" in data:
-        return data
-    if not Path(data).exists():
-        raise UserError(f"no such file or folder: {data}; give a data folder or a URL")
-    return os.path.relpath(data, folder)
-
-
-def _data_argument(plan: StudyPlan, folder: Path) -> str:
-    if "://" in plan.data:
-        return plan.data
-    return _from_here(Path(os.path.normpath(folder / plan.data)))
-
-
-def _from_here(path: Path) -> str:
-    """A path relative to the current folder, so that records name nothing of this machine."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def _without_batch(flags: tuple[str, ...]) -> list[str]:
@@ -167,23 +128,6 @@ def _without_batch(flags: tuple[str, ...]) -> list[str]:
         elif not word.startswith("--batch-size=") and not (word[:2] == "-b" and word[2:].isdigit()):
             kept.append(word)
     return kept
-
-
-def uses_gpus(plan: StudyPlan) -> bool:
-    """Whether each rank gets a GPU; with --device cpu ranks are plain processes, unless the
-    job's GPUs were asked for by their number."""
-    if plan.cluster == "slurm" and plan.slurm.gpus_per_node is not None:
-        return True
-    flags = plan.train_flags
-    is_cpu = any(
-        word == "--device=cpu" or (word == "--device" and flags[i + 1 : i + 2] == ("cpu",))
-        for i, word in enumerate(flags)
-    )
-    return not is_cpu
-
-
-def _num_nodes(plan: StudyPlan, num_gpus: int) -> int:
-    return -(-num_gpus // plan.slurm.ranks_per_node) if plan.cluster == "slurm" else 1
 
 
 def batch_sizes(gpus: Sequence[int], mode: str, first_batch: int) -> dict[int, int]:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from dataset.durable import lock_file
 from dataset.errors import CRASH, DONE, TRY_AGAIN, PassingError, UserError
 from report.runs import load_runs
 from report.scaling import build_studies
 from report.scaling_tables import scaling_table
 from report.table import Table, to_markdown, to_writable
 from report.words import count
-from scripts.study.jobs import cancel_local, cancel_slurm, submit_local, submit_slurm
+from scripts.jobs.run_folder import only_one
+from scripts.jobs.state import LogFollower, RunState, StateLog, find_states, log_tail
+from scripts.jobs.submit import cancel_jobs, cancel_local, submit_local, submit_slurm
+from scripts.jobs.train_run import TrainRun
 from scripts.study.microbatch import find_microbatches, share_microbatch
 from scripts.study.plan import StudyRun, describe_pin, make_runs
-from scripts.study.state import LogFollower, RunState, find_states, log_tail, state_table
+from scripts.study.state_table import state_table
 from scripts.study.study_file import StudyFile, read_study, write_study
 
 log = logging.getLogger("trainyard")
@@ -30,7 +29,7 @@ POLL_S = {"local": 0.5, "slurm": 5.0}
 
 def run_study(study: StudyFile, folder: Path, wait: bool) -> int:
     """Submits what is missing, waits for it, and prints the table."""
-    with _only_one(folder):
+    with only_one(folder):
         write_study(folder, study)
         while True:
             study = share_microbatch(study, folder)
@@ -57,37 +56,37 @@ def _run_missing(study: StudyFile, folder: Path, wait: bool) -> list[RunState] |
             log.info("submitted; see how far it is with: scaling_study.py status %s", folder)
             return None
         _wait_for_slurm(study, runs, folder)
-    return find_states(study, runs, folder)
+    return _find_states(study, runs, folder)
 
 
 def _run_local(study: StudyFile, runs: list[StudyRun], folder: Path) -> StudyFile:
     """Starts the runs one after another, since they share the machine."""
-    before: dict[str, str] = {}
-    for state in find_states(study, runs, folder):
+    log_of = StateLog()
+    for state in _find_states(study, runs, folder):
         if state.state != "missing":  # it is about to start, and logs that itself
-            _say_change(before, state)
+            log_of.say_change(state)
         if state.state == "done":
             continue
         run, job = state.run, None
         if not state.is_active:
-            job = submit_local(study.plan, run, folder)
+            job = submit_local(study.plan.place, run, folder)
             study = study.with_job(run.name, job.job_id)
             write_study(folder, study)
-        follower = LogFollower(folder, run, str(study.last_job(run.name)))
+        follower = LogFollower(folder, run, study.last_jobs[run.name])
         try:
             while True:
                 if job is not None:
                     job.done()  # reaps the process
-                (now,) = find_states(study, [run], folder)
+                (now,) = _find_states(study, [run], folder)
                 for line in follower.read_new_lines():
                     log.info("    %s", line)
                 if not now.is_active:
                     break
                 time.sleep(POLL_S["local"])
-            _say_change(before, now)
+            log_of.say_change(now)
         except KeyboardInterrupt:
             log.info("stopping %s with a checkpoint ...", run.name)
-            cancel_local(str(study.last_job(run.name)))
+            cancel_local(study.last_jobs[run.name])
             log.info("continue with: scaling_study.py resume %s", folder)
             raise
     return study
@@ -98,14 +97,14 @@ def _submit_missing(study: StudyFile, runs: list[StudyRun], folder: Path) -> Stu
 
     A size that sbatch refuses (too many nodes, say) is logged and does not stop the others.
     """
-    states = find_states(study, runs, folder)
+    states = _find_states(study, runs, folder)
     missing = [s.run for s in states if s.state != "done" and not s.is_active]
     refusals: list[UserError] = []
     num_submitted = 0
     for _, same_size in groupby(missing, key=lambda run: run.num_gpus):
         group = list(same_size)
         try:
-            job_ids = submit_slurm(study.plan, group, folder)
+            job_ids = submit_slurm(study.plan.place, group, folder)
         except UserError as error:
             refusals.append(error)
             continue
@@ -122,16 +121,16 @@ def _submit_missing(study: StudyFile, runs: list[StudyRun], folder: Path) -> Stu
 
 def _wait_for_slurm(study: StudyFile, runs: list[StudyRun], folder: Path) -> None:
     """Logs each change of state until nothing is queued or running."""
-    before: dict[str, str] = {}
+    log_of = StateLog()
     try:
         while True:
             try:
-                states = find_states(study, runs, folder)
+                states = _find_states(study, runs, folder)
             except PassingError as error:  # SLURM's controller may be down for a while
                 log.warning("%s", error)
             else:
                 for state in states:
-                    _say_change(before, state)
+                    log_of.say_change(state)
                 if not any(state.is_active for state in states):
                     return
             time.sleep(POLL_S["slurm"])
@@ -165,46 +164,24 @@ def _conclude(states: list[RunState], folder: Path) -> int:
 def ask_study(folder: Path) -> tuple[Table, list[str]]:
     """Where each run is, and the ends of the logs of those that failed."""
     study = read_study(folder)
-    states = find_states(study, make_runs(study.plan, folder), folder)
+    runs = make_runs(study.plan, folder)
+    states = _find_states(study, runs, folder)
     lines = []
     for state in states:
         if state.state == "failed":
             lines += ["", f"{state.run.name} failed; the end of its log:"]
             lines += [f"    {line}" for line in log_tail(state, folder)]
-    return state_table(states, f"study {folder}"), lines
+    return state_table(runs, states, f"study {folder}"), lines
 
 
 def cancel_study(folder: Path) -> int:
     """Ends the jobs of a study; returns how many there were."""
     study = read_study(folder)
-    states = find_states(study, make_runs(study.plan, folder), folder)
+    states = _find_states(study, make_runs(study.plan, folder), folder)
     job_ids = [str(state.job_id) for state in states if state.is_active]
-    if study.plan.cluster == "slurm":
-        cancel_slurm(job_ids)
-    else:
-        for job_id in job_ids:
-            cancel_local(job_id)
+    cancel_jobs(study.plan.cluster, job_ids)
     return len(job_ids)
 
 
-def _say_change(before: dict[str, str], state: RunState) -> None:
-    now = json.dumps([state.state, state.detail])
-    if before.get(state.run.name) != now:
-        before[state.run.name] = now
-        detail = f": {state.detail}" if state.detail else ""
-        log.info("%s  %s%s", state.run.name, state.state, detail)
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Holds the study's lock: two starts of one study would submit its runs twice."""
-    try:
-        lock, _ = lock_file(folder / ".lock")
-    except BlockingIOError:
-        raise PassingError(
-            f"{folder} is being run by another process; ask for its status"
-        ) from None
-    try:
-        yield
-    finally:
-        os.close(lock)
+def _find_states(study: StudyFile, runs: Sequence[TrainRun], folder: Path) -> list[RunState]:
+    return find_states(study.plan.cluster, runs, study.last_jobs, folder)

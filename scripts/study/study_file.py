@@ -10,7 +10,8 @@ from typing import Any
 from dataset.durable import write_json
 from dataset.errors import UserError
 from report.record_shape import shorten
-from scripts.study.plan import CLUSTERS, SlurmOptions, StudyPlan, make_runs
+from scripts.jobs.train_run import CLUSTERS, SlurmOptions
+from scripts.study.plan import StudyPlan, make_runs
 from train.records.record import parse_json
 
 STUDY_FILE = "study.json"
@@ -29,8 +30,10 @@ class StudyFile:
         """The same with one more job of a run."""
         return replace(self, jobs={**self.jobs, name: (*self.jobs.get(name, ()), job_id)})
 
-    def last_job(self, name: str) -> str | None:
-        return self.jobs[name][-1] if self.jobs.get(name) else None
+    @property
+    def last_jobs(self) -> dict[str, str]:
+        """The last job of each run that had one."""
+        return {name: ids[-1] for name, ids in self.jobs.items() if ids}
 
 
 def write_study(folder: Path, study: StudyFile) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import extract_doc, fetch_doc, large_batch_doc, performance_doc
+from benchmarks import extract_doc, fetch_doc, large_batch_doc, osg_week_doc, performance_doc
 from benchmarks.bench import FACTS, RESULTS, ROOT
 from benchmarks.large_batch_report import final_accuracies, read_rows
 from tests.gpu_sim.budget import BUDGET
@@ -24,6 +24,7 @@ SHOWN: dict[str, tuple[Path, Part]] = {
     **dict.fromkeys(performance_doc.MAKERS, (performance_doc.DOC, performance_doc.make_part)),
     **dict.fromkeys(extract_doc.MAKERS, (extract_doc.DOC, extract_doc.make_part)),
     **{name: (page, fetch_doc.make_part) for name, (page, _) in fetch_doc.MAKERS.items()},
+    osg_week_doc.NAME: (osg_week_doc.DOC, osg_week_doc.make_part),
 }
 
 

@@ -24,8 +24,12 @@ MARK = "TRAINYARD_SERVICE"  # in the environment of every process that a service
 
 
 def instance() -> int:
-    """The number of this set of services; another one has its own ports and folders beside it."""
-    return int(os.environ.get("TRAINYARD_INSTANCE", "0"))
+    """The number of this set of services; another one has its own ports and folders beside it.
+
+    Each worker of pytest-xdist has a set of its own, so that none meets the faults of another's.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return int(os.environ.get("TRAINYARD_INSTANCE", "0")) + int(worker)
 
 
 def state_folder(service: str) -> Path:

@@ -39,7 +39,8 @@ class SpareInstance:
     def run(self, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """How a program ended that knows the module of the service as `service`."""
         text = f"from tests.cluster.{self.service} import service\n{program}"
-        clean = {k: v for k, v in os.environ.items() if k != "PYTEST_VERSION"}
+        ours = ("PYTEST_VERSION", "PYTEST_XDIST_WORKER")
+        clean = {k: v for k, v in os.environ.items() if k not in ours}
         environment = {**clean, "TRAINYARD_INSTANCE": INSTANCE, **environment}
         command = [sys.executable, "-c", text]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -66,6 +66,8 @@ def run(scratch: Path, script: str, **env: str) -> tuple[int, str]:
     return process.returncode, errors.replace(DECODER, "")
 
 
+URL = {"DATA": "osdf:///x/y.tar", "DATA_GB": "0.001"}
+FETCHED = URL | {"STREAM": "never"}
 DECODER = "JPEG decoder: the libjpeg-turbo kernel\n"  # said in every slot
 FINISH = 'pathlib.Path("out/imagenet_resnet50.pt").write_bytes(b"w"); end(0)'
 
@@ -88,7 +90,7 @@ def test_the_limit_counts_from_the_start_of_the_job_fetch_included(scratch: Path
     (scratch / "scripts").mkdir()
     (scratch / "scripts/fetch_osdf.py").write_text("import time; time.sleep(2)")
     before = int(time.time())
-    code, _ = run(scratch, FINISH, DATA="osdf:///x/y.tar", DATA_GB="0.001",
+    code, _ = run(scratch, FINISH, **FETCHED,
                   _CONDOR_JOB_AD=str(scratch / "job.ad"))  # fmt: skip
     after = time.time()
     assert code == 0
@@ -111,7 +113,7 @@ def test_a_sigterm_during_the_fetch_ends_it(scratch: Path) -> None:
     fetch = "import pathlib, time; pathlib.Path('fetching').touch(); time.sleep(60)"
     (scratch / "scripts").mkdir()
     (scratch / "scripts/fetch_osdf.py").write_text(fetch)
-    process = start(scratch, FINISH, DATA="osdf:///x/y.tar", DATA_GB="0.001")
+    process = start(scratch, FINISH, **FETCHED)
     wait_for(scratch / "fetching")
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=100)
@@ -160,7 +162,7 @@ def test_no_gpu_is_said_in_one_line_and_nothing_is_left(scratch: Path) -> None:
 def test_a_fetch_that_fails_ends_the_job_with_its_code(scratch: Path) -> None:
     (scratch / "scripts").mkdir()
     (scratch / "scripts/fetch_osdf.py").write_text("import sys; sys.exit(3)")
-    code, _ = run(scratch, FINISH, DATA="osdf:///x/y.tar", DATA_GB="0.001")
+    code, _ = run(scratch, FINISH, **FETCHED)
     assert code == 3
     assert not (scratch / "arguments").exists()
 
@@ -176,6 +178,56 @@ def test_several_urls_and_the_federation_go_to_the_fetch(scratch: Path) -> None:
     assert "'--federation', 'http://127.0.0.1:1', 'osdf:///x/a.tar', 'osdf:///x/b.tar'" in out
     assert "'--connections', '4'" in out
     assert json.loads((scratch / "arguments").read_text())[0] == "data"
+
+
+@pytest.mark.parametrize(
+    ("flags", "given"),
+    [("--freeze", ["--freeze", "--weights", "w 1.pt"]), ("--pretrained", ["--pretrained"])],
+)
+def test_weights_that_came_along_are_named_unless_pretrained_finds_them(
+    scratch: Path, flags: str, given: list[str]
+) -> None:
+    assert run(scratch, FINISH, WEIGHTS="/home/me/w 1.pt", TRAIN=flags) == (0, "")
+    arguments = json.loads((scratch / "arguments").read_text())
+    assert arguments[-len(given) :] == given
+
+
+@pytest.mark.parametrize("stream", ["auto", "always"])
+def test_a_streamed_job_gives_its_urls_to_the_trainer(scratch: Path, stream: str) -> None:
+    """Nothing is fetched before: there is not even a script for it."""
+    urls = "osdf:///x/train.tar,osdf:///x/val.tar"
+    env = URL | {"DATA": urls, "STREAM": stream, "FEDERATION": "http://127.0.0.1:1"}
+    assert run(scratch, FINISH, **env) == (0, "")
+    arguments = json.loads((scratch / "arguments").read_text())
+    assert " ".join(arguments).startswith(
+        f"{urls} --data-dir data --stream {stream} --give-up-after 1h "
+        "--federation http://127.0.0.1:1 --output out "
+    )
+    assert not (scratch / "data").exists()
+
+
+def test_a_streamed_job_that_is_vacated_keeps_what_has_arrived(scratch: Path) -> None:
+    process = start(scratch, "time.sleep(60)", **URL)
+    wait_for(scratch / "data/part")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=100)
+    assert process.returncode == 85
+    assert (scratch / "data/part").exists()
+    assert (scratch / "out/ckpt/step-000000007.pt").exists()
+
+
+def test_a_stream_that_starves_without_a_step_is_tried_elsewhere(scratch: Path) -> None:
+    """The trainer's 75 before its first step, and its 85 without a new checkpoint."""
+    for script in ('end(75, status="failed")', 'end(85, status="checkpointed")'):
+        code, _ = run(scratch, script, **URL)
+        assert code == 75
+        assert not (scratch / "data").exists()
+
+
+def test_a_wrong_setting_of_stream_is_said_before_anything_starts(scratch: Path) -> None:
+    code, errors = run(scratch, FINISH, **URL, STREAM="yes")
+    assert (code, errors) == (2, "error: STREAM=yes: give auto, never or always\n")
+    assert not (scratch / "arguments").exists()
 
 
 def test_what_the_plugin_brought_is_trained_on(scratch: Path) -> None:

@@ -45,6 +45,40 @@ def expect_error(result: subprocess.CompletedProcess[str], code: int, *words: st
         assert word in result.stderr
 
 
+TAR, VAL = "osdf:///x/train.tar", "osdf:///x/val.tar?directread"
+
+
+@pytest.mark.parametrize(
+    ("way", "env"),
+    [
+        ("stream", {"DATA": TAR}),
+        ("stream", {"DATA": f"{TAR},{VAL}", "STREAM": "auto", "PLUGIN": "false"}),
+        ("stream", {"DATA": TAR, "STREAM": "always"}),
+        ("fetch", {"DATA": TAR, "STREAM": "never"}),
+        ("fetch", {"DATA": TAR, "FETCH": "--connections 4"}),
+        ("fetch", {"DATA": TAR, "PLUGIN": "true"}),
+        ("fetch", {"DATA": TAR, "DATA_MODE": "extract"}),
+        ("fetch", {"DATA": f"{TAR},{VAL},osdf:///x/labels.csv"}),
+        ("fetch", {"DATA": "osdf:///x/challenge.zip"}),
+        ("fetch", {"DATA": "/data/imagenet"}),
+        ("fetch", {"DATA": "dummy"}),
+    ],
+)
+def test_the_urls_of_tars_are_streamed_unless_they_must_be_fetched_first(
+    way: str, env: dict[str, str]
+) -> None:
+    assert slot.choose_way(env) == way
+
+
+@pytest.mark.parametrize(
+    "more", [{"PLUGIN": "true"}, {"DATA_MODE": "extract"}, {"FETCH": "--md5 0"}, {"DATA": "dummy"}]
+)
+def test_always_is_refused_where_it_cannot_be(more: dict[str, str]) -> None:
+    with pytest.raises(slot.SlotError, match="STREAM=always does not go with") as caught:
+        slot.choose_way({"DATA": TAR, "STREAM": "always"} | more)
+    assert caught.value.code == 2
+
+
 def test_a_slot_without_a_gpu_is_refused_before_anything_starts() -> None:
     expect_error(ask("check", DATA="dummy"), 2, "no GPU", "ALLOW_CPU=1")
 

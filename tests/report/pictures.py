@@ -2,8 +2,8 @@
 
     python -m tests.report.pictures
 
-shows run_results/published/report.html and the page of run_results/cpu/two-core-example, and
-writes docs/pictures/*.png.
+shows run_results/published/report.html and the pages of run_results/cpu/two-core-example and
+run_results/examples/crisis, and writes docs/pictures/*.png.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import io
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.report.chromium import Browser, start_browser
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "run_results" / "published" / "report.html"
 STUDY = ROOT / "run_results" / "cpu" / "two-core-example"
+CRISIS = ROOT / "run_results" / "examples" / "crisis"  # docs/search.md has the commands
 FOLDER = ROOT / "docs" / "pictures"
 WIDTH = 1180  # CSS pixels
 SCALE = 1.4  # GitHub shows about 1000 pixels; the rest is for dense screens
@@ -46,6 +48,7 @@ OF_STUDY = (
     Picture("time", "#time figure", "#time figure"),
     Picture("learning", "#learning .charts", "#learning .charts"),
 )
+OF_CRISIS = (Picture("evaluation", "#evaluation h3", "#evaluation .mistakes"),)
 _FIND = """(() => {{
   const box = (selector) => document.querySelector(selector).getBoundingClientRect();
   const first = box({first!r}), last = box({last!r});
@@ -59,10 +62,14 @@ def main() -> None:
     parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, start_browser(Path(folder)) as browser:
-        page = Path(folder, "study.html")
-        script = ROOT / "scripts" / "report.py"
-        subprocess.run([sys.executable, script, STUDY, "--out", page], check=True)
-        for path, pictures in ((PUBLISHED, OF_PUBLISHED), (page, OF_STUDY)):
+        pages: list[tuple[Path, Sequence[Picture]]] = [(PUBLISHED, OF_PUBLISHED)]
+        for runs, of_runs in ((STUDY, OF_STUDY), (CRISIS, OF_CRISIS)):
+            page = Path(folder, f"{runs.name}.html")
+            script = ROOT / "scripts" / "report.py"
+            words = ["--out", str(page), str(runs.relative_to(ROOT))]  # a picture shows the path
+            subprocess.run([sys.executable, script, *words], check=True, cwd=ROOT)
+            pages.append((page, of_runs))
+        for path, pictures in pages:
             browser.open(path, width=WIDTH)
             for picture in pictures:
                 save(browser, picture)

@@ -11,6 +11,7 @@ from train.records.record import EPOCHS_FILE, PHASES, RUN_FILE, append_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "run_results" / "published"
+REPLAY = ROOT / "run_results" / "benchmarks" / "osg_week.json"
 EXAMPLE = ROOT / "run_results" / "cpu" / "two-core-example"  # README's table
 KEMPNER = PUBLISHED / "kempner_a100.csv"
 

@@ -13,12 +13,15 @@ import pytest
 
 from report.curves import load_epochs
 from report.grid.osg_study import read_study
+from report.grid.replay import read_replay
 from report.page import Contents, build_page
 from report.runs import load_runs
 from report.scaling import build_studies
+from report.search.trials import load_search
 from report.stages import read_published_stages, summarise_stages
 from tests.report.chromium import Browser, start_browser
-from tests.report.records import KEMPNER, PUBLISHED, write_run
+from tests.report.records import KEMPNER, PUBLISHED, REPLAY, write_run
+from tests.report.searches import write_search
 
 pytestmark = pytest.mark.browser
 STAGE = {
@@ -51,6 +54,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stages=summarise_stages([STAGE]),
         published_stages=read_published_stages(),
         grids=[make_report("Grid", read_study(PUBLISHED / "osg_5_epochs_pilot.csv"))],
+        replays=[read_replay(REPLAY)],
+        searches=[load_search(write_search(folder / "search"))[0]],
         notes=[*notes, "a <note>"],
     )
     path = folder / "report.html"
@@ -94,8 +99,10 @@ def test_sections_come_in_order_with_their_tables_and_pictures(
         "Scaling",
         "Where the time went",
         "Loss and accuracy",
+        "Search",
         "Stages",
         "Grid",
+        "Replay",
         "Provenance",
     ]
     figures = browser.run(
@@ -109,10 +116,23 @@ def test_sections_come_in_order_with_their_tables_and_pictures(
         "phases",
         "loss",
         "accuracy",
+        "history",
+        "parallel",
+        "importance",
     }
     assert all(num_paths > 5 and height > 100 for _, num_paths, height in figures)
     tables = set(browser.run("[...document.querySelectorAll('table')].map(t => t.dataset.name)"))
-    assert tables >= {"scaling", "phases", "fit", "time_to_accuracy", "stages", "runs", "jobs"}
+    assert tables >= {
+        "scaling",
+        "phases",
+        "fit",
+        "time_to_accuracy",
+        "stages",
+        "runs",
+        "jobs",
+        "replay",
+    }
+    assert tables >= {"trials", "importance", "workflows", "placements"}
 
 
 def test_ids_are_unique_and_every_reference_resolves(browser: Browser, page: Path) -> None:

@@ -47,6 +47,9 @@ def check_outputs(
         assert run["result"]["final_acc1"] >= times_chance * chance, done.stdout
     page = (tmp_path / "report.html").read_text()
     assert all(f'id="{part}"' in page for part in ("scaling", "time", "learning", "stages"))
+    for words in ("whole tar first", "streamed"):
+        assert f"{words}: first step" in done.stdout
+    assert "streams http://127.0.0.1" in done.stdout
 
 
 @pytest.mark.story
@@ -54,7 +57,9 @@ def check_outputs(
 def test_a_small_demo_learns_and_leaves_a_table_records_and_a_report(tmp_path: Path) -> None:
     """12 and 6 steps: 51 % and 57 % of 80 images where chance is 25 %, the same on every start."""
     small = {"DEMO_CLASSES": "4", "DEMO_TRAIN_PER_CLASS": "48", "DEMO_EPOCHS": "2"}
-    done = run_demo(tmp_path, **small, DEMO_SIZE="64x64", DEMO_TIMES_CHANCE="1.5")
+    done = run_demo(
+        tmp_path, **small, DEMO_SIZE="64x64", DEMO_TIMES_CHANCE="1.5", DEMO_LINK_SECONDS="1"
+    )
     check_outputs(done, tmp_path, 1.5)
 
 

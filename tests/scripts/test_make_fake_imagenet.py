@@ -35,3 +35,18 @@ def test_a_mistake_is_one_line_and_exit_2(tmp_path: Path) -> None:
     assert not_a_folder.returncode == 2
     assert len(not_a_folder.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_like_makes_class_folders_and_refuses_the_flags_of_archives(tmp_path: Path) -> None:
+    flags = ("--out", "here", "--like", "crisis", "--images", "6", "--size", "32x32")
+    made = run(tmp_path, *flags)
+    assert made.returncode == 0, made.stderr
+    assert len(list((tmp_path / "here" / "train" / "damaged").iterdir())) == 2
+    for strange, words in (
+        (("--like", "galaxy", "--classes", "3"), "--classes is for archives; leave it out with"),
+        (("--images", "3"), "--images needs --like"),
+    ):
+        refused = run(tmp_path, "--out", "there", *strange)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(f"error: {words}")
+        assert len(refused.stderr.splitlines()) == 1

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.report.records import KEMPNER, PUBLISHED, ROOT, write_raw, write_run
+from tests.report.records import KEMPNER, PUBLISHED, REPLAY, ROOT, write_raw, write_run
 from tests.scripts.commands import fork_script, run_script
 
 EVENT_LOG = """000 (012.000.000) 2026-01-01 10:00:00 Job submitted from host: <127.0.0.1:1>
@@ -43,6 +43,13 @@ def test_published_tables_make_a_page_with_the_prediction_and_the_grid(tmp_path:
     text = (tmp_path / "report.html").read_text()
     assert "23 % of the 64-GPU epoch is a fixed cost of 6.9 s" in text
     assert 'id="grid"' in text
+
+
+def test_a_replay_alone_makes_a_page(tmp_path: Path) -> None:
+    done = run(tmp_path, REPLAY)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "report.html").read_text()
+    assert 'data-name="replay"' in text and 'data-name="replay_jobs"' in text
 
 
 def test_a_folder_may_hold_runs_and_event_logs(tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from dataset.errors import UserError
-from scripts.study import state
+from scripts.jobs import state
+from scripts.jobs.run_folder import relative_data
+from scripts.jobs.train_run import SlurmOptions
 from scripts.study.microbatch import share_microbatch
-from scripts.study.plan import SlurmOptions, StudyPlan, describe_pin, make_runs, relative_data
+from scripts.study.plan import StudyPlan, describe_pin, make_runs
 from scripts.study.study_file import STUDY_FILE, extend_study, read_study
 from scripts.study.study_file import StudyFile as Study
 from tests.report.records import ROOT, run_record, write_raw
@@ -341,7 +343,6 @@ def test_the_state_of_a_slurm_job_is_said_in_words(
     """SLURM's own answers are stood in for; tests/cluster/slurm asks the real one."""
     monkeypatch.setattr(state, "slurm_states", lambda _: {"7": active} if active else {})
     monkeypatch.setattr(state, "slurm_end", lambda _: end)
-    study = Study(plan(cluster="slurm", gpus=(1,)))
-    (run,) = make_runs(study.plan, tmp_path)
-    (found,) = state.find_states(study.with_job(run.name, "7"), [run], tmp_path)
+    (run,) = make_runs(plan(cluster="slurm", gpus=(1,)), tmp_path)
+    (found,) = state.find_states("slurm", [run], {run.name: "7"}, tmp_path)
     assert found.detail == words

@@ -28,7 +28,7 @@ def find_differences(a: Any, b: Any, where: str = "") -> list[str]:
     if isinstance(a, dict):
         if a.keys() != b.keys():
             return [f"{where}: {sorted(a.keys() ^ b.keys(), key=str)}"]
-        timings = {"seconds", "data_wait_s"}
+        timings = {"seconds", "data_wait_s", "network_wait_s"}
         return [
             d for k in a if k not in timings for d in find_differences(a[k], b[k], f"{where}/{k}")
         ]
@@ -39,8 +39,11 @@ def find_differences(a: Any, b: Any, where: str = "") -> list[str]:
 
 
 def strip_times(epochs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    times = {"seconds", "images_per_s", "data_wait_s", "eval_s"}
-    return [{k: v for k, v in epoch.items() if k not in times} for epoch in epochs]
+    times = {"seconds", "images_per_s", "eval_s"}
+    return [
+        {k: v for k, v in epoch.items() if k not in times and not k.startswith("data_wait")}
+        for epoch in epochs
+    ]
 
 
 def read_trace(path: Path) -> dict[int, dict[int, list[int]]]:

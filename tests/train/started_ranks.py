@@ -3,7 +3,7 @@
 Importing torch costs 3.5 s of a core, a fork 20 ms: so a test can afford many starts and kills.
 Every rank is a process of its own with torchrun's variables, and does what `python -m train` does,
 with a network of two convolutions (tests/train/tiny_net.py) unless argv names another, and with a
-heartbeat of 0.3 s in place of 1 s (tests/train/preload.py).
+heartbeat of 0.5 s in place of 1 s (tests/train/preload.py).
 """
 
 from __future__ import annotations

@@ -73,6 +73,26 @@ def test_contradictions_and_a_missing_data_are_refused() -> None:
         parse_config([])
     with pytest.raises(UserError, match="--pretrained and --weights"):
         parse_config(["DATA", "--pretrained", "--weights", "x.pt"])
+    for argv in (["DATA"], ["--dummy"], ["https://host/x.tar", "-e"]):
+        with pytest.raises(UserError, match="--stream always is for training on the tar of a URL"):
+            parse_config([*argv, "--stream", "always"])
+
+
+def test_data_may_be_two_urls_and_keeps_commas_in_one() -> None:
+    assert parse_config(["a,b"]).urls == []
+    assert parse_config(["https://host/a,b.tar"]).urls == ["https://host/a,b.tar"]
+    two = parse_config(["osdf:///a.tar,https://host/v.tar?sig=123456789", "--index", "i"])
+    assert two.urls == ["osdf:///a.tar", "https://host/v.tar?sig=123456789"]
+    record = two.as_record()
+    assert "123456789" not in record["data"] and record["index"] == "i"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("30m", 1800), ("6h", 21600)])
+def test_the_patience_of_a_stream_is_spelled_as_that_of_a_fetch(text: str, seconds: int) -> None:
+    assert parse_config(["DATA", "--give-up-after", text]).give_up_s == seconds
+    for wrong in ("soon", "0", "-1"):
+        with pytest.raises(UserError, match="--give-up-after"):
+            parse_config(["DATA", f"--give-up-after={wrong}"])
 
 
 @pytest.mark.parametrize(

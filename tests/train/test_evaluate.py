@@ -109,7 +109,8 @@ def read_results(log: str) -> list[tuple[str, int, int, int, float]]:
 
 
 def evaluate_argv(data: Path, weights: Path, *more: str) -> list[str]:
-    return [str(data), "-e", "--weights", str(weights), "--decoder", "pil", *more]
+    argv = [str(data), "-e", "--weights", str(weights), "--decoder", "pil"]
+    return [*argv, "--output", str(weights.parent / "evaluated"), *more]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,8 @@ def test_named_weights_are_evaluated_and_not_the_checkpoint_of_the_output(
             ["--weights", str(saved)],
         )
     ):
-        job = ranks.run([str(images), "-e", "--decoder", "pil", *given], tmp_path / f"log{number}x")
+        kept = ["--output", str(tmp_path / "evaluated"), *given]
+        job = ranks.run([str(images), "-e", "--decoder", "pil", *kept], tmp_path / f"log{number}x")
         assert read_result(job.expect(DONE).log)[:2] == expected[:2]
 
 

@@ -13,7 +13,7 @@ import torchvision
 from torch import nn
 
 from dataset.errors import UserError
-from train.model import has_last_gamma
+from train.network.model import has_last_gamma
 from train.optim import (
     EMA_BATCH,
     Ema,

@@ -56,6 +56,24 @@ def _is_restart(cfg: TrainConfig, latest: checkpoint.State | None) -> bool:
     return bool(latest.get("resumed_from") == str(cfg.resume))
 
 
+def choose_share(
+    cfg: TrainConfig, state: checkpoint.State | None, *, has_val: bool
+) -> tuple[float | None, int]:
+    """The share of the images to hold out, and the seed that chooses them.
+
+    -e takes those of the checkpoint's run: it was trained on all other images.
+    """
+    held = state["identity"].get("val_share") if state is not None and cfg.evaluate else None
+    if state is None or held is None or has_val:
+        return cfg.val_share, cfg.seed
+    if cfg.val_share not in (None, held):
+        raise UserError(
+            f"--val-share {cfg.val_share:g}: the run of this checkpoint held out {held:g}, and was "
+            "trained on the rest; leave the flag out to evaluate on what it held out"
+        )
+    return held, state["identity"]["seed"]
+
+
 def refuse_changes(
     state: checkpoint.State, identity: dict[str, Any], cfg: TrainConfig, output: Path
 ) -> None:

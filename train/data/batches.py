@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from dataset.errors import CommandError, DataError
+from dataset.words import count
 from train.data.decode import UNIFORMS_PER_SAMPLE, Decoder, Uniforms
 from train.data.readers import Pace, Reads
 from train.data.sample_order import SampleOrder
@@ -154,9 +155,16 @@ class Images:
 
     def where(self, is_val: bool, index: int) -> str:
         """Where the bytes of a sample are."""
+        return self._source(is_val).where(index)
+
+    def explain_wait(self, is_val: bool, index: int) -> str:
+        """What to say of a sample that takes very long to read."""
+        return self._source(is_val).explain_wait(index)
+
+    def _source(self, is_val: bool) -> Source:
         source = self.val if is_val else self.train
         assert source is not None
-        return source.where(index)
+        return source
 
     def __getitem__(self, item: Item) -> Batch:
         """The whole batch, made in this thread; an error is returned in it, not raised."""
@@ -171,8 +179,7 @@ class Images:
     def draft(self, item: Item) -> Draft:
         """An empty batch for an item, with what is needed to fill its slots."""
         indices, size = self.indices(item), self.image_size
-        source = self.val if item.is_val else self.train
-        assert source is not None
+        source = self._source(item.is_val)
         self._look_at_source(source, item.is_first)
         images = self._empty((len(indices), size, size, 3), torch.uint8)
         labels = self._empty((len(indices),), torch.int64)
@@ -243,3 +250,12 @@ class Images:
             raise DataError(
                 f"{error}; --skip-bad-images N leaves out up to N such images per epoch"
             ) from None
+
+
+def check_skipped(skipped: int, allowed: int) -> None:
+    """Raises when more images than allowed were skipped; their names are in the log."""
+    if skipped > allowed:
+        raise DataError(
+            f"{count(skipped, 'image')} of this epoch cannot be decoded (see the log "
+            f"for names); --skip-bad-images allows {allowed}"
+        )

@@ -38,7 +38,7 @@ ignore_pillow_warnings()
 
 def decode_train(data: bytes, name: str, size: int, uniforms: Uniforms) -> Pixels:
     """A random resized crop with a random flip, both determined by uniform random numbers."""
-    image = _open(data, name)
+    image = open_image(data, name)
     left, top, width, height = choose_crop(image.width, image.height, uniforms)
     crop = image.crop((left, top, left + width, top + height))
     crop = crop.resize((size, size), Image.Resampling.BILINEAR)
@@ -49,7 +49,7 @@ def decode_train(data: bytes, name: str, size: int, uniforms: Uniforms) -> Pixel
 
 def decode_val(data: bytes, name: str, size: int) -> Pixels:
     """The centre of the resized image: pixel for pixel torchvision's Resize and CenterCrop."""
-    image = _open(data, name)
+    image = open_image(data, name)
     full, (left, top) = centre_window(image.width, image.height, size)
     if full[0] * full[1] > MAX_RESIZED_PIXELS:
         return np.asarray(_resize_window(image, full, left, top, size))
@@ -161,7 +161,8 @@ def _central_crop(width: int, height: int) -> tuple[int, int, int, int]:
     return (width - w) // 2, (height - h) // 2, w, h
 
 
-def _open(data: bytes, name: str) -> Image.Image:
+def open_image(data: bytes, name: str) -> Image.Image:
+    """The whole picture in RGB."""
     try:
         image = Image.open(io.BytesIO(data))
         if image.format == "EPS":  # a program, which Pillow has Ghostscript run

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from dataset.errors import CommandError
+from dataset.errors import CommandError, PassingError
 from train.data.batches import Batch, BatchOrder, Draft, Images, Item
 from train.data.readers import Pace
 
@@ -135,6 +135,17 @@ def _take(batches: Iterator[Batch]) -> Iterator[Batch]:
         yield from batches
     except (ConnectionError, EOFError) as error:  # killed while it was handing over a batch
         raise RuntimeError(f"DataLoader worker died ({type(error).__name__})") from error
+
+
+def is_dead_worker(error: RuntimeError) -> bool:
+    """Whether torch raised it, in any line of the main thread, because a worker is gone."""
+    return "DataLoader worker" in str(error)
+
+
+def explain_dead_worker(error: RuntimeError) -> PassingError:
+    """The error of a run whose worker process is gone."""
+    reason = str(error).splitlines()[0]
+    return PassingError(f"a loader worker died: {reason} Out of memory? Lower -j/--workers")
 
 
 def dummy_batches(

@@ -81,8 +81,10 @@ class PatientBatches(Iterator[Batch]):
             self._warn_at_s = WARN_S
         elif read.seconds >= self._warn_at_s:
             self._warn_at_s = 2 * read.seconds
-            text = "%s %.0f s and has not arrived; training waits. Does its disk answer?"
-            log.warning(text, what, read.seconds)
+            why = self._images.explain_wait(read.is_val, read.sample)
+            log.warning(
+                "%s %.0f s and has not arrived; training waits. %s", what, read.seconds, why
+            )
         return f"{what} {read.seconds:.0f} s"
 
 

@@ -119,7 +119,8 @@ class Reads:
 
     def slowest(self) -> SlowRead | None:
         """The oldest read that is running."""
-        rows = self._rows[self._rows[:, 0] > 0].copy()
+        rows = self._rows.copy()  # before a look at it: reads end at any moment
+        rows = rows[rows[:, 0] > 0]
         if not len(rows):
             return None
         since_s, is_val, sample = rows[rows[:, 0].argmin()].tolist()

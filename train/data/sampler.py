@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dataset.errors import UserError
+from dataset.words import count
+
 U64 = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 
@@ -36,11 +39,15 @@ def derive_key(*parts: int) -> int:
     return key
 
 
+def make_words(counters: Int64s, *parts: int) -> U64:
+    """A well-spread word for each counter, with a key from whole numbers."""
+    with np.errstate(over="ignore"):
+        return mix(counters.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(derive_key(*parts)))
+
+
 def epoch_order(seed: int, epoch: int, num_samples: int) -> Int64s:
     """The permutation of an epoch; its tail beyond whole batches differs every epoch."""
-    counters = np.arange(num_samples, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        keys = mix(counters * np.uint64(_GOLDEN) + np.uint64(derive_key(seed, epoch)))
+    keys = make_words(np.arange(num_samples), seed, epoch)
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
@@ -90,6 +97,20 @@ class BatchPlan:
         """The samples of one microbatch of one step."""
         start = step_in_epoch * self.batch_size + microbatch * self.microbatch
         return order[start : start + self.microbatch]
+
+
+def check_batch(num_samples: int, batch_size: int, world_size: int) -> None:
+    """Raises if no step of an epoch can have such a batch, split evenly over the ranks."""
+    if batch_size % world_size:
+        raise UserError(
+            f"--batch-size {batch_size} is the global batch and cannot be split evenly over "
+            f"{world_size} ranks; use a multiple of {world_size}"
+        )
+    if num_samples < batch_size:
+        raise UserError(
+            f"{num_samples} training images are fewer than one batch of {batch_size} on "
+            f"{count(world_size, 'rank')}; use a smaller --batch-size or fewer ranks"
+        )
 
 
 @dataclass(frozen=True)

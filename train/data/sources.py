@@ -21,6 +21,8 @@ from dataset.errors import CommandError, DataError, PassingError, UserError, des
 
 log = logging.getLogger("trainyard")
 
+DISK = "Does its disk answer?"
+
 
 class Source(Protocol):
     """Labelled images as bytes, numbered in the bytewise order of (class, file name)."""
@@ -33,6 +35,7 @@ class Source(Protocol):
     def where(self, index: int) -> str: ...
     def raw_names(self, start: int, end: int) -> list[bytes]: ...
     def read(self, index: int) -> bytes: ...
+    def explain_wait(self, index: int) -> str: ...
     def check_unchanged(self) -> None: ...
 
 
@@ -89,6 +92,10 @@ class FolderSource:
         except OSError as error:
             raise explain_failed_read(error, file) from None
 
+    def explain_wait(self, index: int) -> str:
+        """What to say of a read that takes very long."""
+        return DISK
+
     def check_unchanged(self) -> None:
         """Does nothing: a folder's files are opened for each read, so none can be stale."""
 
@@ -102,10 +109,10 @@ class TarSource:
     def __init__(self, index: TarIndex) -> None:
         self.index = index
         self._headers = HeaderCheck(index)
-        self._first_seen = _identify(index.tar)
+        self._fd: int | None = None
+        self._first_seen = self._identify()
         self.classes = index.classes
         self.labels = index.label.astype(np.int64)
-        self._fd: int | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -115,7 +122,7 @@ class TarSource:
 
     def name(self, index: int) -> str:
         """CLASS/FILE, as in the folder that would be extracted from this tar."""
-        return f"{self.classes[self.index.label[index]]}/{self.index.name(index)}"
+        return f"{self.index.classes[self.index.label[index]]}/{self.index.name(index)}"
 
     def where(self, index: int) -> str:
         """The image and its tar."""
@@ -126,27 +133,40 @@ class TarSource:
 
     def read(self, index: int) -> bytes:
         offset, size = int(self.index.offset[index]), int(self.index.size[index])
-        where = self.where(index)
+        where, ahead = self.where(index), min(BLOCK, offset)
         try:
-            if self._fd is None:  # a forked worker may share it: pread has no cursor
-                self._fd = os.open(self.index.tar, os.O_RDONLY | os.O_NONBLOCK)
-            ahead = min(BLOCK, offset)
-            data = _read_whole(self._fd, size, offset, where, ahead)
+            data = self._read_bytes(size, offset, where, ahead)
             self._check_header(index, data[:ahead])
             return data[ahead:]
         except OSError as error:
             raise explain_failed_read(error, where) from None
 
+    def explain_wait(self, index: int) -> str:
+        """What to say of a read that takes very long."""
+        return DISK
+
+    def _read_bytes(self, size: int, offset: int, where: str, ahead: int) -> bytes:
+        """The bytes of an image, with so many ahead of it."""
+        return _read_whole(self._open(), size, offset, where, ahead)
+
+    def _open(self) -> int:
+        """The descriptor of the tar; a forked worker may share it, as pread has no cursor."""
+        if self._fd is None:
+            self._fd = os.open(self.index.tar, os.O_RDONLY | os.O_NONBLOCK)
+        return self._fd
+
     def _check_header(self, index: int, header: bytes) -> None:
         try:
-            self._headers.check(index, header, self._pread)
+            self._compare(index, header)
         except DataError:
             self.check_unchanged()  # if it was overwritten, that is the better message
             raise
 
+    def _compare(self, index: int, header: bytes) -> None:
+        self._headers.check(index, header, self._pread)
+
     def _pread(self, size: int, offset: int) -> bytes:
-        assert self._fd is not None
-        return os.pread(self._fd, size, offset)
+        return os.pread(self._open(), size, offset)
 
     def check_unchanged(self) -> None:
         """Raises if the tar was overwritten or replaced since this process opened it.
@@ -154,7 +174,7 @@ class TarSource:
         The index is that of the old tar: wrong bytes would be read without notice.
         """
         try:
-            now = _identify(self.index.tar)
+            now = self._identify()
         except OSError as error:
             raise explain_failed_read(error, str(self.index.tar)) from None
         if now != self._first_seen:
@@ -165,16 +185,15 @@ class TarSource:
                 f"back, or index it again: python scripts/index_tar.py {self.index.tar}"
             )
 
+    def _identify(self) -> FileIdentity:
+        found = self.index.tar.stat()
+        return FileIdentity(found.st_ino, found.st_size, found.st_mtime_ns)
 
-class _FileIdentity(NamedTuple):
+
+class FileIdentity(NamedTuple):
     inode: int
     size: int
     mtime_ns: int
-
-
-def _identify(path: Path) -> _FileIdentity:
-    found = path.stat()
-    return _FileIdentity(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _read_whole(fd: int, size: int, offset: int, name: str, ahead: int = 0) -> bytes:

@@ -31,20 +31,48 @@ class Dataset:
     fingerprint: str
 
 
-def open_dataset(path: Path, index_dir: Path | None, *, allow_empty: bool = False) -> Dataset:
+def open_dataset(
+    path: Path, index_dir: Path | None, *, allow_empty: bool = False, val: Path | None = None
+) -> Dataset:
     """The data set at a path; an extracted folder is preferred to a tar beside it.
 
-    allow_empty: class folders without an image are classes too.
+    allow_empty: class folders without an image are classes too. val: its tar, if not by its name.
     """
     check_data(path)
     if _is_extracted(path):
         _check_finished(path)
         found = [path / split for split in ("train", "val") if (path / split).is_dir()]
         folders = [FolderSource(folder, allow_empty=allow_empty) for folder in found]
-        return _join_splits("folder", path, *folders)
-    tars = _find_tars(path)
-    sources = [TarSource(find_or_build_index(tar, index_dir=index_dir)) for tar in tars]
-    return _join_splits("tar", tars[0], *sources)
+        return join_splits("folder", path, *folders)
+    tars = _find_tars(path, val)
+    sources = [open_tar(tar, index_dir) for tar in tars]
+    return join_splits("tar", tars[0], *sources)
+
+
+def open_tar(tar: Path, index_dir: Path | None) -> TarSource:
+    """The images of a tar, which is indexed if it has to be."""
+    return TarSource(find_or_build_index(tar, index_dir=index_dir))
+
+
+def open_split(
+    path: Path, split: str, index_dir: Path | None, *, allow_empty: bool = False
+) -> Source:
+    """The images of one split of a data set; a folder of classes and a tar are one by themselves.
+
+    So data/train is as good as data, as for torchvision's ImageFolder.
+    """
+    if path.is_dir() and (_is_extracted(path) or _find_tars(path)):
+        dataset = open_dataset(path, index_dir, allow_empty=allow_empty)
+        source = dataset.train if split == "train" else dataset.val
+        if source is None:
+            raise UserError(f"{path} has no validation images: neither val/ nor {VAL_TAR}")
+        return source
+    if path.is_dir():
+        _check_finished(path.parent)
+        return FolderSource(path, allow_empty=allow_empty)
+    if not path.exists():
+        check_data(path)
+    return TarSource(find_or_build_index(path, index_dir=index_dir))
 
 
 def check_data(path: Path) -> None:
@@ -58,13 +86,13 @@ def check_data(path: Path) -> None:
         )
 
 
-def needs_index(path: Path, index_dir: Path | None) -> bool:
+def needs_index(path: Path, index_dir: Path | None, val: Path | None = None) -> bool:
     """Whether a tar of the data set must be indexed; open_dataset reports missing data."""
     if not path.exists() or _is_extracted(path):
         return False
     found = (
         find_current(tar, index_dir=index_dir, labels=None, checksums=False)
-        for tar in _find_tars(path)
+        for tar in _find_tars(path, val)
     )
     return any(index is None for index in found)
 
@@ -73,11 +101,12 @@ def _is_extracted(path: Path) -> bool:
     return (path / "train").is_dir()
 
 
-def _find_tars(path: Path) -> list[Path]:
+def _find_tars(path: Path, val: Path | None = None) -> list[Path]:
     """The tar of the training images and, where there is one, of the validation images."""
     folder = path if path.is_dir() else path.parent
     train = path if path.is_file() and path.name != VAL_TAR else folder / TRAIN_TAR
-    return [tar for tar in (train, folder / VAL_TAR) if tar.is_file()] if train.is_file() else []
+    tars = (train, val or folder / VAL_TAR)
+    return [tar for tar in tars if tar.is_file()] if train.is_file() else []
 
 
 def _check_finished(folder: Path) -> None:
@@ -105,8 +134,8 @@ def fingerprint_of(*sources: Source | None) -> str:
     return digest.hexdigest()[:16]
 
 
-def _join_splits(kind: str, path: Path, train: Source, val: Source | None = None) -> Dataset:
-    """The data set, with the labels of its training classes in both splits.
+def join_splits(kind: str, path: Path, train: Source, val: Source | None = None) -> Dataset:
+    """The data set, with its training classes and their labels in both splits.
 
     Raises if a validation class is not among them.
     """
@@ -125,7 +154,10 @@ def _join_splits(kind: str, path: Path, train: Source, val: Source | None = None
             log.info(text, len(missing), len(known), missing[0])
         # A validation set may lack a class; its labels must still be the training set's.
         val.labels = np.array([known[wnid] for wnid in val.classes])[val.labels]
-    return Dataset(kind, str(path), train, val, fingerprint_of(train, val))
+    fingerprint = fingerprint_of(train, val)  # as checkpoints have it: of the classes of each split
+    if val is not None:
+        val.classes = train.classes
+    return Dataset(kind, str(path), train, val, fingerprint)
 
 
 def _hint_about_zip(folder: Path) -> str:

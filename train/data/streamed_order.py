@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train.data.sampler import U64, Int64s, derive_key, epoch_order, mix
+from train.data.sampler import Int64s, epoch_order, make_words
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UNIT_KEYS, _GROUP_OFFSETS, _IMAGE_UNIFORMS = 0x0DE1, 0x0DE2, 0x0DE3
 _TURN_BITS = 32  # of a class's offset; a class may have 2**31 units
 _PLACE_BITS = 30  # of an image's uniform; a set may have 2**32 images
@@ -82,7 +81,7 @@ def streamed_order(seed: int, epoch: int, layout: Layout, window: int) -> Int64s
     until[in_turn] = np.cumsum(images[in_turn])
     # Twice a(u) and twice the start: halves of images are whole numbers.
     start = np.clip(2 * until - images - window, 0, 2 * (num_samples - window))
-    uniform = _make_words(np.arange(num_samples), derive_key(seed, epoch, _IMAGE_UNIFORMS))
+    uniform = make_words(np.arange(num_samples), seed, epoch, _IMAGE_UNIFORMS)
     place = (uniform >> np.uint64(64 - _PLACE_BITS)).astype(np.int64) * (2 * window)
     place += (start << _PLACE_BITS)[layout.unit]
     return np.argsort(place, kind="stable").astype(np.int64)
@@ -90,19 +89,13 @@ def streamed_order(seed: int, epoch: int, layout: Layout, window: int) -> Int64s
 
 def _take_turns(seed: int, epoch: int, group: Int64s) -> Int64s:
     """When each unit's turn comes, t(u), in parts of 2**32."""
-    key = _make_words(np.arange(len(group)), derive_key(seed, epoch, _UNIT_KEYS))
+    key = make_words(np.arange(len(group)), seed, epoch, _UNIT_KEYS)
     in_groups = np.lexsort((key, group))
     first = np.flatnonzero(np.diff(group[in_groups], prepend=group[in_groups[0]] - 1))
     num_units = np.diff(np.append(first, len(group)))
     rank = np.arange(len(group)) - np.repeat(first, num_units)
-    offset = _make_words(group[in_groups], derive_key(seed, epoch, _GROUP_OFFSETS))
+    offset = make_words(group[in_groups], seed, epoch, _GROUP_OFFSETS)
     ahead = (rank << _TURN_BITS) + (offset >> np.uint64(64 - _TURN_BITS)).astype(np.int64)
     turn = np.empty(len(group), np.int64)
     turn[in_groups] = ahead // np.repeat(num_units, num_units)
     return turn
-
-
-def _make_words(counters: Int64s, key: int) -> U64:
-    """splitmix64's word for each counter."""
-    with np.errstate(over="ignore"):
-        return mix(counters.astype(np.uint64) * _GOLDEN + np.uint64(key))

@@ -17,24 +17,27 @@ from dataset.archive.units import EMPTY, UNIT_SIZE, cut_units
 from dataset.errors import DataError, UserError
 from dataset.names import INDEX_SUFFIX, TRAIN_TAR
 from train.data.sources import Source, TarSource, list_names
-from train.data.splits import Dataset
 from train.data.streamed_order import Layout
+from train.data.val_share import Subset
 
 INDEX_NAME = TRAIN_TAR + INDEX_SUFFIX
 NAMES_AT_ONCE = 1 << 16
 
 
-def find_layout(dataset: Dataset, index_dir: Path | None) -> tuple[Layout, str]:
-    """The layout of the training samples, and the digest of its cuts."""
-    train = dataset.train
-    if isinstance(train, TarSource):
-        index = train.index
-    else:
-        index = _find_index(train, Path(dataset.path), index_dir)
+def find_layout(train: Source, folder: Path, index_dir: Path | None) -> tuple[Layout, str]:
+    """The layout of the training samples, and the digest of its cuts.
+
+    An index of the tar that a folder came from is looked for in the folder of the data set. Images
+    that are held out for validation (--val-share) lie in the same units as the others.
+    """
+    part = train if isinstance(train, Subset) else None
+    whole = part.whole if part else train
+    index = whole.index if isinstance(whole, TarSource) else _find_index(whole, folder, index_dir)
     # UNIT_SIZE is read here, so that a test can make small units.
     units = cut_units(index.offset, index.size, index.label, index.tar_size, UNIT_SIZE)
     num_bytes = int(units.num_bytes[units.group != EMPTY].sum())
-    return Layout(units.unit, units.group, num_bytes), units.digest
+    unit = units.unit[part.numbers] if part else units.unit
+    return Layout(unit, units.group, num_bytes), units.digest
 
 
 def _find_index(train: Source, folder: Path, index_dir: Path | None) -> TarIndex:

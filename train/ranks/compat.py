@@ -21,7 +21,7 @@ def make_scaler(device_type: str, enabled: bool) -> Any:
 
 
 def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """The model under DDP, which leaves its buffers alone: train/batch_norm.py handles them."""
+    """The model under DDP, which leaves its buffers to train/network/batch_norm.py."""
     with warnings.catch_warnings():
         # 2.15 warns that broadcast_buffers gets another name, which 2.1 does not know.
         warnings.simplefilter("ignore", FutureWarning)

@@ -180,6 +180,7 @@ def describe_run(setup: Setup) -> dict[str, Any]:
             "classes": CLASSES_FILE if data else None,  # their names, beside this record
             **{k: v for k, v in setup.order.identity.items() if k != "order"},  # units, window
             **({"note": NO_VALIDATION} if data and not setup.num_val else {}),
+            **({"val_share": setup.cfg.val_share} if setup.cfg.val_share else {}),  # by config.seed
         },
         "communication_method": COMMUNICATION_METHOD,
         "scheduler": describe_slot(os.environ, setup.launch.job),

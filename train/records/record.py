@@ -15,6 +15,9 @@ SCHEMA = 1
 RUN_FILE = "run.json"
 EPOCHS_FILE = "epochs.jsonl"
 STAGES_FILE = own_names.STAGES
+# Of an evaluation: a row for each image, and the most confident mistakes with small pictures.
+PREDICTIONS_FILE = "predictions.csv"
+MISTAKES_FILE = "mistakes.jsonl"
 
 # The phases of a run, in the order of the tables. They sum to the wall clock of the attempts.
 PHASES = ("startup", "data_wait", "compute", "communication", "evaluation", "checkpoint", "other")
@@ -26,6 +29,12 @@ MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 20
 MAX_DIGITS = 30
 MAX_IMAGES = 10**15
+
+
+def name_evaluated(file: str, suffix: str) -> str:
+    """The name of a file of an evaluation; those of averaged weights have the suffix _ema."""
+    stem, _, ending = file.partition(".")
+    return f"{stem}{suffix}.{ending}"
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:

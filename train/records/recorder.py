@@ -11,7 +11,7 @@ from pathlib import Path
 from dataset.durable import write_json
 from dataset.errors import DataError
 from train.ranks.launch import Launch
-from train.records.phases import add_phases, summarise_phases
+from train.records.phases import NETWORK, add_phases, summarise_phases
 from train.records.record import (
     EPOCHS_FILE,
     RUN_FILE,
@@ -67,15 +67,18 @@ class Recorder:
         self.run.update(status="running", exit_code=None)
         self._write()
 
-    def touch(self, phases: list[dict[str, float]]) -> None:
+    def touch(self, phases: list[dict[str, float]], of_attempt: Record) -> None:
         """Brings the attempt up to date, at most every half minute."""
         if time.monotonic() - self._touched_s > TOUCH_S:
-            self.update(phases, {})
+            self.update(phases, {}, of_attempt)
 
-    def update(self, phases: list[dict[str, float]], fields: Record) -> None:
-        """Writes the attempt's phases (one mapping a rank) and other fields of the run."""
+    def update(
+        self, phases: list[dict[str, float]], fields: Record, of_attempt: Record | None = None
+    ) -> None:
+        """Writes the attempt's phases (one mapping a rank), and other fields of both."""
         self.run.update(fields)
         attempt = self.run["attempts"][-1]
+        attempt.update(of_attempt or {})
         attempt["phases"] = summarise_phases(phases)
         attempt["seconds"] = sum(p["mean_s"] for p in attempt["phases"].values())
         attempt["end"] = attempt["start"] + attempt["seconds"]
@@ -151,5 +154,5 @@ def _is_attempt(value: object) -> bool:
     for phase in phases.values():
         if not isinstance(phase, dict):
             return False
-        numbers += [phase.get(key, 0.0) for key in ("mean_s", "max_s")]
+        numbers += [phase.get(key, 0.0) for key in ("mean_s", "max_s", NETWORK)]
     return all(type(number) in (int, float) for number in numbers)

@@ -22,12 +22,18 @@ SMALL = "Trainyard-Small"
 
 
 def python_paths() -> list[Path]:
-    """What a .venv needs of the Python that it links to, to be seen at the same paths."""
+    """What a .venv needs at the same paths: the Python that it links to, and what it is a link to.
+
+    It is a link itself after `make setup VENV=...`.
+    """
+    venv = PROJECT / ".venv"
+    elsewhere = [venv.resolve()] if venv.is_symlink() else []
     base = Path(sys.base_prefix)
     if base != Path("/usr"):
-        return [base]
+        return [base, *elsewhere]
     executable = Path(os.path.realpath(sys.executable))
-    return [executable, Path(sysconfig.get_path("stdlib", vars={"base": sys.base_prefix}))]
+    library = Path(sysconfig.get_path("stdlib", vars={"base": sys.base_prefix}))
+    return [executable, library, *elsewhere]
 
 
 CONFIG = f"""\

@@ -52,6 +52,13 @@ def test_an_image_makes_it_a_container_job(condor: ModuleType) -> None:
     assert ad.get("TransferExecutable", "true") == "true"  # else job.sh would have to be in it
 
 
+def test_weights_travel_with_the_job(condor: ModuleType) -> None:
+    ad = describe(condor, "DATA=dummy", "WEIGHTS=/home/me/resnet50-11ad3fa6.pth")
+    assert ad["TransferInput"].endswith("/scripts,/home/me/resnet50-11ad3fa6.pth")
+    assert "WEIGHTS=/home/me/resnet50-11ad3fa6.pth" in ad["Environment"]
+    assert describe(condor, "DATA=dummy")["TransferInput"].endswith("/scripts")
+
+
 def test_extracted_data_needs_twice_the_disk(condor: ModuleType) -> None:
     tar = describe(condor, "DATA=osdf:///x", "DATA_GB=100")
     both = describe(condor, "DATA=osdf:///x", "DATA_GB=100", "DATA_MODE=extract")

@@ -99,7 +99,7 @@ def test_inside_torchrun_each_rank_knows_its_place(tmp_path: Path) -> None:
     # A file a rank: on one pipe their long lines may mix. The doctor, who has no torch here, ends
     # with 2, at which torchrun would stop the other rank before it has spoken.
     patient = ["sh", "-c", '"$@" || true', "sh", *DOCTOR]
-    done = run(*torchrun, f"--log-dir={tmp_path}", "--redirects=1", *patient, timeout_s=60)
+    done = run(*torchrun, f"--log-dir={tmp_path}", "--redirects=1", *patient, timeout_s=110)
     outputs = [file.read_text() for file in sorted(tmp_path.rglob("stdout.log"))]
     assert len(outputs) == 2, done.stderr
     launches = read_launches("".join(outputs))

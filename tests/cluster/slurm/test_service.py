@@ -61,7 +61,8 @@ def test_a_crashed_one_is_cleared_at_the_next_start_and_a_stop_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     """On a second SLURM beside the one that the other tests use, with its own folder and ports."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTEST_VERSION"}
+    ours = ("PYTEST_VERSION", "PYTEST_XDIST_WORKER")
+    env = {name: value for name, value in os.environ.items() if name not in ours}
     env |= {"TRAINYARD_INSTANCE": "7", "PYTHONPATH": str(ROOT)}
     _control("up", env)
     conf = _python("-c", "from tests.cluster.slurm.layout import CONF; print(CONF)", env=env)

@@ -34,10 +34,12 @@ def job_of(folder: Path, point: str) -> Job:
     """The last job of a point, once it is submitted."""
 
     def is_submitted() -> bool:
-        return (folder / "study.json").exists() and read_study(folder).last_job(point) is not None
+        return (folder / "study.json").exists() and read_study(folder).last_jobs.get(
+            point
+        ) is not None
 
     wait_until(is_submitted, f"{point} is submitted")
-    return Job(str(read_study(folder).last_job(point)))
+    return Job(str(read_study(folder).last_jobs.get(point)))
 
 
 def has_epochs(folder: Path) -> bool:
@@ -115,7 +117,7 @@ def test_repeats_are_an_array_that_can_be_cancelled_and_resumed(
     words = ("--gpus", "1", "--repeats", "2", *SMALL, "--no-wait", "--out", study)
     done = run(*STUDY, tiny_data, *words, "--", *TRAIN_FLAGS, "--epochs", "8", timeout_s=60)
     assert done.returncode == 0, done.stderr
-    ids = [read_study(study).last_job(f"study-gpus0001-r{r}") for r in (1, 2)]
+    ids = [read_study(study).last_jobs.get(f"study-gpus0001-r{r}") for r in (1, 2)]
     array = str(ids[0]).partition("_")[0]
     assert ids == [f"{array}_0", f"{array}_1"]
     first = study / "study-gpus0001-r1"

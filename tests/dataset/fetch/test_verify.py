@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -172,7 +173,9 @@ def test_a_reference_that_fails_is_left_after_a_few_tries(
     monkeypatch.setattr(verify, "_compare_run", fail)
     with federation([CONTENT], CONTENT) as (director, *places), pytest.raises(DataError):
         fetch(director, tmp_path, md5="0" * 32)
-    assert asked == [places[1]] * verify.MAX_FAILURES  # all of it came from the cache
+    # The origin alone, unless the cache was slow and the origin sent a part: then the cache, too.
+    assert set(asked) <= set(places)
+    assert max(Counter(asked).values()) == verify.MAX_FAILURES
 
 
 @pytest.mark.parametrize("start", ["HTTP/1.1 206 OK\r\n", "HTTP/1.1 206 OK\r\n{}\r\n\r\n"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from dataset.federation.lookup import Options
 from dataset.federation.servers import Server, Servers
 from dataset.transfer.blocks import BlockMap, Lease
@@ -114,3 +116,91 @@ def test_a_silent_block_is_not_hedged_to_those_that_sent_it_wrong() -> None:
     assert lease is not None and lease.server is silent
     assert not dispatcher.watch(FIRST_HEDGE_S)
     assert dispatcher.needs_company
+
+
+class UrgentMap(BlockMap):
+    """All of it is urgent."""
+
+    def is_urgent(self, lease: Lease) -> bool:
+        return True
+
+
+def make_running(
+    blocks: BlockMap, num_sources: int, num_leases: int
+) -> tuple[Dispatcher, list[Lease]]:
+    """Leases that began at 0, with a median of 0.4 s a chunk."""
+    servers = Servers(3, random.Random(0))
+    servers.update([f"http://c{n}/x" for n in range(num_sources)], wants_token=False)
+    servers.note_all()
+    dispatcher = Dispatcher(blocks, servers, Options(connections=16))
+    dispatcher.allow(16)
+    blocks.record_chunk_time(0.4)
+    leases = [dispatcher.dispatch(0.0) for _ in range(num_leases)]
+    return dispatcher, [lease for lease in leases if lease is not None]
+
+
+@pytest.mark.parametrize(("kind", "num_hedges"), [(BlockMap, 0), (UrgentMap, 1)])
+def test_a_silent_lease_is_hedged_sooner_if_it_is_urgent(
+    kind: type[BlockMap], num_hedges: int
+) -> None:
+    dispatcher, leases = make_running(kind(64 * CHUNK), 2, 4)
+    for lease in leases[1:]:
+        lease.note_progress(1.4)
+    dispatcher.watch(1.5)
+    assert dispatcher.num_hedges == num_hedges
+    assert (leases[0].rival is not None) == bool(num_hedges)
+
+
+def test_one_silent_connection_is_not_held_against_a_server_that_delivers() -> None:
+    dispatcher, leases = make_running(UrgentMap(64 * CHUNK), 2, 4)
+    first, same = [lease for lease in leases if lease.server is leases[0].server]
+    same.note_progress(1.4)
+    for lease in leases:
+        if lease.server is not first.server:
+            lease.note_progress(1.4)
+    dispatcher.watch(1.5)
+    assert first.rival is not None and first.server is not None
+    assert first.server.stalls == 0
+    same.note_progress(0.0)
+    dispatcher.watch(1.6)
+    assert same.rival is not None and first.server.stalls == 1
+
+
+def test_an_urgent_lease_is_asked_again_of_the_only_server_there_is() -> None:
+    dispatcher, (silent, *others) = make_running(UrgentMap(64 * CHUNK), 1, 4)
+    for lease in others:
+        lease.note_progress(1.4)
+    dispatcher.watch(1.5)
+    again = dispatcher.dispatch(1.5)
+    assert again is silent.rival and again is not None
+    assert again.server is silent.server
+
+
+def test_an_urgent_lease_that_trickles_is_not_waited_for() -> None:
+    dispatcher, (slow, *others) = make_running(UrgentMap(64 * CHUNK), 2, 4)
+    for lease in others:
+        lease.note_progress(3.9)
+        lease.end_chunk()
+    slow.note_progress(3.9)
+    dispatcher.watch(4.0)
+    assert dispatcher.num_hedges == 1 and slow.rival is not None
+
+
+def test_a_wrong_head_goes_to_any_server_after_a_moment_if_it_is_urgent() -> None:
+    servers = Servers(3, random.Random(0))
+    servers.update(["http://a/x", "http://b/x"], wants_token=False)
+    healthy, resting = servers.all
+    dispatcher = Dispatcher(UrgentMap(4 * CHUNK), servers, Options(connections=4))
+    head = make_head_avoid(dispatcher._blocks, healthy)
+    rest(resting, until=300.0)
+    assert dispatcher.dispatch(0.0) is None
+    assert dispatcher.dispatch(0.9) is None
+    assert dispatcher.dispatch(1.1) is head and head.server is healthy
+
+
+def test_more_connections_may_be_allowed_before_the_speed_is_known() -> None:
+    dispatcher, blocks, _ = make(1, num_chunks=64)
+    assert len([n for n in range(9) if dispatcher.dispatch(0.0)]) == 4
+    dispatcher.allow(6)
+    assert len([n for n in range(9) if dispatcher.dispatch(0.0)]) == 2
+    assert blocks.peek() is not None

@@ -56,6 +56,14 @@ def test_no_second_of_slot_time_is_lost_or_counted_twice(tmp_path: Path) -> None
     assert total_s == pytest.approx(sum(job.slot_busy_s or 0 for job in jobs))
 
 
+def test_a_job_that_streamed_has_its_figures(tmp_path: Path) -> None:
+    stream = {"bytes_fetched": 3_000_000_000, "network_wait_s": 5.0}
+    run = DONE | {"attempts": [{"seconds": 10.0, "stream": stream}]}
+    row = make(tmp_path, evicted_once(), JobRecord(run))
+    assert row.stream is not None and row.stream.fetched_gb == 3.0
+    assert make(tmp_path, evicted_once(), JobRecord(DONE)).stream is None
+
+
 def test_in_job_fetch_is_no_compute_and_its_repetition_is_waste(tmp_path: Path) -> None:
     fetches = ((START.timestamp() + 40, START.timestamp() + 90),
                (START.timestamp() + 240, START.timestamp() + 300))  # fmt: skip

@@ -27,7 +27,7 @@ from train.checkpoints.checkpoint import (
     load_latest,
 )
 from train.checkpoints.torch_file import find_damage, write_torch_file
-from train.model import read_state_dict
+from train.network.model import read_state_dict
 
 
 def flip(path: Path, bit: int) -> None:
@@ -194,7 +194,7 @@ def test_an_evaluation_names_its_checkpoint_and_refuses_damaged_and_useless_ones
     state = load_checkpoint(newer)
     state["model"]["fc.weight"].fill_(float("inf"))  # whole, and of no use
     write_torch_file(tmp_path / "inf.pt", state)
-    argv += ["--resume", str(tmp_path / "inf.pt")]
+    argv += ["--resume", str(tmp_path / "inf.pt"), "--output", str(tmp_path / "useless")]
     job = ranks.run(argv, tmp_path / "log2").expect(DIVERGED)
     assert "not finite" in job.log and "Traceback" not in job.log
 

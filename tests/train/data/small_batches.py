@@ -38,7 +38,7 @@ def open_images(
 
 def open_streamed(data: Path, index_dir: Path | None = None) -> SampleOrder:
     """The streamed order of a data set for batches of 8."""
-    layout, units = find_layout(open_dataset(data, index_dir), index_dir)
+    layout, units = find_layout(open_dataset(data, index_dir).train, data, index_dir)
     return order_along(layout, units, BATCH, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from train.data.loader import (
     count_readers,
     load_batches,
 )
-from train.data.readers import Pace, choose_limit
+from train.data.readers import Pace, Reads, choose_limit
 from train.data.sampler import BatchPlan
 
 WAIT_S = 60.0
@@ -160,3 +161,30 @@ def test_an_error_of_a_later_batch_comes_after_the_batches_before_it(images: Pat
     assert [len(next(batches).labels) for _ in range(3)] == [2, 2, 2]
     with pytest.raises(DataError, match="the tar was changed"):
         next(batches)
+
+
+class EndingRows(np.ndarray[Any, Any]):
+    """Rows of the readers of which all reads end as soon as somebody picks some out."""
+
+    shared: Any
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, np.ndarray):
+            self.shared[:, 0] = 0.0
+        return super().__getitem__(key)
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.shared = getattr(other, "shared", None)
+
+
+def test_a_read_that_ends_while_it_is_looked_at_is_not_taken_for_an_old_one() -> None:
+    """Its beginning is 0 then: counted from there it would have run since the machine started."""
+    reads = Reads()
+    shared = reads._rows
+    shared[3] = time.monotonic(), False, 7
+    rows = shared.view(EndingRows)
+    rows.shared = shared
+    reads._rows = rows
+    found = reads.slowest()
+    assert found is None or (found.seconds < WAIT_S and found.sample == 7)
+    assert reads.slowest() is None

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import started_ranks as ranks
-from train.batch_norm import StepStatistics
+from train.network.batch_norm import StepStatistics
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.launch import detect_launch

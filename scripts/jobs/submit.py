@@ -1,4 +1,4 @@
-"""Submits the runs of a study through submitit, asks for the state of their jobs, ends them."""
+"""Submits trainings through submitit, asks for the state of their jobs, ends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from dataset.errors import PassingError, UserError
 from report.words import count
-from scripts.study.plan import StudyPlan, StudyRun, uses_gpus
+from scripts.jobs.train_run import Place, TrainRun
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL_LIMIT_MIN = 60 * 24 * 365  # submitit ends a local job after two minutes unless told otherwise
@@ -73,18 +73,21 @@ def make_task(argv: Sequence[str]) -> Callable[[], None]:
     return train_in_process
 
 
-def log_folder(folder: Path, run: StudyRun) -> Path:
-    return folder / "logs" / run.name.rpartition("-r")[0]
+def log_folder(folder: Path, run: TrainRun) -> Path:
+    return folder / "logs" / run.group
 
 
-def submit_local(plan: StudyPlan, run: StudyRun, folder: Path) -> submitit.Job[Any]:
-    """Starts a run on this machine; a Ctrl-C in this terminal does not reach its ranks."""
+def submit_local(place: Place, run: TrainRun, folder: Path, slot: int = 0) -> submitit.Job[Any]:
+    """Starts a run on this machine; a Ctrl-C in this terminal does not reach its ranks.
+
+    Runs that share the machine each have a slot of their own, and so other GPUs.
+    """
     executor = submitit.LocalExecutor(log_folder(folder, run))
     executor.update_parameters(
         timeout_min=LOCAL_LIMIT_MIN,
         tasks_per_node=run.num_gpus,
         stderr_to_stdout=True,
-        **_local_gpus(plan, run),
+        **_local_gpus(place, run, slot),
     )
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -93,29 +96,30 @@ def submit_local(plan: StudyPlan, run: StudyRun, folder: Path) -> submitit.Job[A
         signal.signal(signal.SIGINT, before)
 
 
-def _local_gpus(plan: StudyPlan, run: StudyRun) -> dict[str, Any]:
+def _local_gpus(place: Place, run: TrainRun, slot: int) -> dict[str, Any]:
     """submitit hides all GPUs of this machine from a local job that does not ask for them."""
-    if not uses_gpus(plan) or not Path("/dev/nvidia0").exists():
+    if not place.uses_gpus or not Path("/dev/nvidia0").exists():
         return {}
-    options: dict[str, Any] = {"gpus_per_node": run.num_gpus}
+    first, end = slot * run.num_gpus, (slot + 1) * run.num_gpus
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name for name in visible.split(",") if name]
-        if len(names) < run.num_gpus or not all(name.isdigit() for name in names):
-            raise UserError(
-                f"CUDA_VISIBLE_DEVICES={visible} does not name {run.num_gpus} GPUs by number; "
-                "export more of them or ask for fewer --gpus"
-            )
-        options["visible_gpus"] = tuple(int(name) for name in names)
-    return options
+    if visible is None:
+        return {"gpus_per_node": run.num_gpus, "visible_gpus": tuple(range(first, end))}
+    names = [name for name in visible.split(",") if name]
+    if len(names) < end or not all(name.isdigit() for name in names):
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES={visible} does not name {end} GPUs by number; "
+            "export more of them or ask for fewer"
+        )
+    gpus = tuple(int(name) for name in names[first:end])
+    return {"gpus_per_node": run.num_gpus, "visible_gpus": gpus}
 
 
-def submit_slurm(plan: StudyPlan, runs: Sequence[StudyRun], folder: Path) -> list[str]:
+def submit_slurm(place: Place, runs: Sequence[TrainRun], folder: Path) -> list[str]:
     """Submits the runs of one size, repeats as an array; returns their job ids."""
     if shutil.which("sbatch") is None:
         raise UserError("no sbatch here; run this on a login node, or use --cluster local")
     executor = SlurmExecutor(log_folder(folder, runs[0]))
-    executor.update_parameters(**slurm_parameters(plan, runs[0]))
+    executor.update_parameters(**slurm_parameters(place, runs[0]))
     tasks = [make_task(run.argv) for run in runs]
     try:
         jobs = executor.submit_array(tasks) if len(tasks) > 1 else [executor.submit(tasks[0])]
@@ -125,14 +129,14 @@ def submit_slurm(plan: StudyPlan, runs: Sequence[StudyRun], folder: Path) -> lis
     return [job.job_id for job in jobs]
 
 
-def slurm_parameters(plan: StudyPlan, run: StudyRun) -> dict[str, Any]:
+def slurm_parameters(place: Place, run: TrainRun) -> dict[str, Any]:
     """The options of a run's job, in submitit's names."""
-    options = plan.slurm
+    options = place.slurm
     more: dict[str, Any] = {"requeue": True, "time": options.time}
     named = {"partition": options.partition, "account": options.account, "qos": options.qos}
     named |= {"constraint": options.constraint, "mem_per_cpu": options.mem_per_cpu}
     return {
-        "job_name": run.name.rpartition("-r")[0],
+        "job_name": run.group,
         "nodes": run.num_nodes,
         "ntasks_per_node": run.ranks_per_node,
         "cpus_per_task": options.cpus_per_task,
@@ -143,21 +147,21 @@ def slurm_parameters(plan: StudyPlan, run: StudyRun) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "wckey": None,
         "additional_parameters": more,
-        **({"gpus_per_node": run.ranks_per_node} if uses_gpus(plan) else {}),
+        **({"gpus_per_node": run.ranks_per_node} if place.uses_gpus else {}),
         **{name: value for name, value in named.items() if value is not None},
     }
 
 
-def describe(plan: StudyPlan, runs: Sequence[StudyRun], folder: Path) -> str:
+def describe(place: Place, runs: Sequence[TrainRun], folder: Path) -> str:
     """What would be submitted: the command of each run and, on SLURM, the sbatch text."""
     command = "python -m train " + "{}"
     lines = [
         f"# {run.name}: {count(run.num_gpus, 'rank')}\n{command.format(shlex.join(run.argv))}"
         for run in runs
     ]
-    if plan.cluster == "slurm":
+    if place.cluster == "slurm":
         executor = _SlurmTextExecutor(log_folder(folder, runs[0]), python=sys.executable)
-        executor.update_parameters(**slurm_parameters(plan, runs[0]))
+        executor.update_parameters(**slurm_parameters(place, runs[0]))
         lines.append(executor.text(len(runs)))
     return "\n".join(lines) + "\n"
 
@@ -206,6 +210,32 @@ def is_local_alive(job_id: str) -> bool:
     return b"submitit.local._local" in command
 
 
+def adopt_job(cluster: str, run: TrainRun, folder: Path) -> str | None:
+    """The job that has this run now, though whoever started it was killed before noting its id."""
+    logs = log_folder(folder, run)
+    if cluster == "local":
+        pids = (path.name for path in Path("/proc").iterdir() if path.name.isdigit())
+        return next((pid for pid in pids if _controls(pid, logs)), None)
+    return None
+
+
+def _controls(pid: str, logs: Path) -> bool:
+    """Whether a process is submitit's controller of a job with these logs."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"submitit.local._local" in words and os.fsencode(logs) in words
+
+
+def cancel_jobs(cluster: str, job_ids: Sequence[str]) -> None:
+    """Ends jobs with a checkpoint, if they have begun to train."""
+    if cluster == "slurm":
+        cancel_slurm(job_ids)
+    for job_id in job_ids if cluster == "local" else ():
+        cancel_local(job_id)
+
+
 def cancel_slurm(job_ids: Sequence[str]) -> None:
     """Ends jobs for good: the trainer does not requeue after scancel."""
     if job_ids:
@@ -223,11 +253,11 @@ def cancel_local(job_id: str) -> None:
             return
         # Repeated, because submitit drops the signal until the trainer's module is loaded.
         os.kill(int(job_id), signal.SIGTERM)
-        _reap(int(job_id))
+        reap(int(job_id))
         time.sleep(1.0)
 
 
-def _reap(pid: int) -> None:
+def reap(pid: int) -> None:
     """Collects a child of ours that has ended; until then it would look alive."""
     try:
         os.waitpid(pid, os.WNOHANG)

@@ -1,7 +1,8 @@
-"""How far each run of a study is, from its run.json and its job, and what its log says."""
+"""How far each training is, from its run.json and its job, and what its log says."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,11 @@ from typing import Any
 
 from dataset.errors import CommandError
 from report.record_shape import is_number, shape_record, to_positive, to_whole
-from report.table import Cell, Column, Table
-from scripts.study.jobs import is_local_alive, log_folder, slurm_end, slurm_states
-from scripts.study.plan import StudyRun
-from scripts.study.study_file import StudyFile
+from scripts.jobs.submit import is_local_alive, log_folder, slurm_end, slurm_states
+from scripts.jobs.train_run import TrainRun
 from train.records.record import EPOCHS_FILE, RUN_FILE, read_epochs, read_run
 
+log = logging.getLogger("trainyard")
 LOG_LINES = 6
 # How a job ended: SLURM's word -> ours.
 _ENDS = {
@@ -32,7 +32,7 @@ _ENDS = {
 class RunState:
     """One run now: done, running, queued, stopped (can go on), failed, or missing."""
 
-    run: StudyRun
+    run: TrainRun
     state: str
     detail: str
     job_id: str | None
@@ -43,18 +43,20 @@ class RunState:
         return self.state in ("running", "queued")
 
 
-def find_states(study: StudyFile, runs: Sequence[StudyRun], folder: Path) -> list[RunState]:
-    """The state of every run."""
-    jobs = {run.name: job for run in runs if (job := study.last_job(run.name))}
-    if study.plan.cluster == "slurm":
-        active = slurm_states(list(jobs.values())) if jobs else {}
+def find_states(
+    cluster: str, runs: Sequence[TrainRun], jobs: Mapping[str, str], folder: Path
+) -> list[RunState]:
+    """The state of every run, given the last job of each that had one."""
+    wanted = [jobs[run.name] for run in runs if run.name in jobs]
+    if cluster == "slurm":
+        active = slurm_states(wanted) if wanted else {}
     else:
-        active = {job: "RUNNING" for job in jobs.values() if is_local_alive(job)}
-    return [_state_of(study, run, folder, jobs.get(run.name), active) for run in runs]
+        active = {job: "RUNNING" for job in wanted if is_local_alive(job)}
+    return [_state_of(cluster, run, folder, jobs.get(run.name), active) for run in runs]
 
 
 def _state_of(
-    study: StudyFile, run: StudyRun, folder: Path, job_id: str | None, active: Mapping[str, str]
+    cluster: str, run: TrainRun, folder: Path, job_id: str | None, active: Mapping[str, str]
 ) -> RunState:
     record = _read(folder / run.name)
     status, code = record.get("status"), record.get("exit_code")
@@ -68,13 +70,13 @@ def _state_of(
     if status == "done":
         return RunState(run, "done", _progress(folder / run.name, record), job_id, 0)
     if job_id is None:
-        detail = "not submitted yet" if study.plan.cluster == "slurm" else "not started yet"
+        detail = "not submitted yet" if cluster == "slurm" else "not started yet"
         return RunState(run, "missing", detail, None)
     if _is_older(folder / run.name / RUN_FILE, log_folder(folder, run), job_id):
         return RunState(run, "failed", "ended before it could resume its run", job_id)
     if status == "checkpointed":
         return RunState(run, "stopped", "has a checkpoint and can be resumed", job_id, code)
-    ended = slurm_end(job_id) if study.plan.cluster == "slurm" else ""
+    ended = slurm_end(job_id) if cluster == "slurm" else ""
     if status == "running" or (status is None and ended in ("CANCELLED", "PREEMPTED")):
         return RunState(run, "stopped", _ENDS.get(ended, "was killed"), job_id, code)
     how = f" ({_ENDS[ended]})" if ended in _ENDS else ""
@@ -126,7 +128,7 @@ def log_tail(state: RunState, folder: Path) -> list[str]:
 class LogFollower:
     """The lines that rank 0 of a job adds to its log, for a person who waits."""
 
-    def __init__(self, folder: Path, run: StudyRun, job_id: str) -> None:
+    def __init__(self, folder: Path, run: TrainRun, job_id: str) -> None:
         self._path = log_folder(folder, run) / f"{job_id}_0_log.out"
         self._offset = 0
 
@@ -142,27 +144,15 @@ class LogFollower:
         return [line for line in lines if line and not line.startswith("submitit")]
 
 
-def state_table(states: Sequence[RunState], title: str) -> Table:
-    """The states as a table for people and programs."""
-    columns = (
-        Column("name", "Point", is_number=False),
-        Column("num_gpus", "Ranks"),
-        Column("num_nodes", "#N"),
-        Column("batch_size", "Batch Size"),
-        Column("job_id", "Job", is_number=False),
-        Column("state", "State", is_number=False),
-        Column("detail", "Detail", is_number=False),
-    )
-    rows = tuple(
-        (
-            Cell(s.run.name, s.run.name),
-            Cell(str(s.run.num_gpus), s.run.num_gpus),
-            Cell(str(s.run.num_nodes), s.run.num_nodes),
-            Cell(str(s.run.batch_size), s.run.batch_size),
-            Cell(s.job_id or "", s.job_id),
-            Cell(s.state, s.state),
-            Cell(s.detail, s.detail),
-        )
-        for s in states
-    )
-    return Table("study", title, columns, rows)
+class StateLog:
+    """Logs each change of a run's state once, for a person who waits."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[str, str]] = {}
+
+    def say_change(self, state: RunState) -> None:
+        now = (state.state, state.detail)
+        if self._said.get(state.run.name) != now:
+            self._said[state.run.name] = now
+            detail = f": {state.detail}" if state.detail else ""
+            log.info("%s  %s%s", state.run.name, state.state, detail)

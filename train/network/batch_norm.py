@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from train.network.fine_tune import keeps_statistics
 from train.ranks.interrupt import Vote
 
 
@@ -29,7 +30,7 @@ class StepStatistics:
 
     def __init__(self, model: nn.Module, microbatches_per_rank: int, world_size: int) -> None:
         layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-        layers = [m for m in layers if m.track_running_stats]
+        layers = [m for m in layers if m.track_running_stats and not keeps_statistics(m)]
         pairs = [(m.running_mean, m.running_var) for m in layers]
         self._running = [t for pair in pairs for t in pair if t is not None]
         self._counters = [c for c in map(_take_counter, layers) if c is not None]

@@ -11,7 +11,9 @@ import torchvision
 from torch import nn
 
 from dataset.errors import UserError
+from train.checkpoints.pretrained import load_pretrained
 from train.checkpoints.torch_file import read_torch_file, write_torch_file
+from train.network.fine_tune import find_head
 from train.paths import check_weights
 
 log = logging.getLogger("trainyard")
@@ -34,7 +36,7 @@ def build_model(
         # torchvision's weights expect scaled inputs; a state dict does not say whether it does.
         options = {"aux_logits": False, "init_weights": True, "transform_input": True}
     if pretrained:
-        return _fit_last_layer(_download(arch), num_classes, may_fit)
+        return _fit_last_layer(_load_own(arch), num_classes, may_fit)
     model: nn.Module = torchvision.models.get_model(arch, num_classes=num_classes, **options)
     if weights is not None:
         _load_fitting(model, read_state_dict(weights), weights, may_fit)
@@ -102,14 +104,9 @@ def save_state_dict(model: nn.Module, path: Path) -> None:
         raise
 
 
-def _download(arch: str) -> nn.Module:
-    try:
-        model: nn.Module = torchvision.models.get_model(arch, weights="DEFAULT")
-    except OSError as error:  # URLError is one
-        raise UserError(
-            f"cannot download torchvision's weights for {arch} ({error}); copy the file to this "
-            "machine and give it with --weights FILE"
-        ) from None
+def _load_own(arch: str) -> nn.Module:
+    """torchvision's weights, without the heads that we do not train."""
+    model = load_pretrained(arch)
     if arch in _AUX_HEADS:
         model.aux_logits = False  # type: ignore[assignment]
     for name in _AUX_HEADS.get(arch, ()):
@@ -119,11 +116,7 @@ def _download(arch: str) -> nn.Module:
 
 def _fit_last_layer(model: nn.Module, num_classes: int, may_fit: bool) -> nn.Module:
     """The model with a new last layer if its number of classes differs."""
-    modules = dict(model.named_modules())
-    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-    # SqueezeNet ends in a convolution.
-    found = linear or [name for name, module in modules.items() if isinstance(module, nn.Conv2d)]
-    last = modules[found[-1]]
+    name, last = find_head(model)
     num_outputs = last.out_features if isinstance(last, nn.Linear) else last.out_channels
     if num_outputs == num_classes:
         return model
@@ -132,17 +125,16 @@ def _fit_last_layer(model: nn.Module, num_classes: int, may_fit: bool) -> nn.Mod
             f"the weights are for {num_outputs} classes and the data has {num_classes}; "
             "evaluate them on data with their own classes"
         )
-    parent_name, _, child_name = found[-1].rpartition(".")
+    parent_name, _, child_name = name.rpartition(".")
     setattr(model.get_submodule(parent_name), child_name, _make_last(last, num_classes))
     return model
 
 
-def _make_last(last: nn.Module, num_classes: int) -> nn.Module:
+def _make_last(last: nn.Linear | nn.Conv2d, num_classes: int) -> nn.Module:
     """A new layer in place of the last one, for so many classes."""
     has_bias = last.bias is not None
     if isinstance(last, nn.Linear):
         return nn.Linear(last.in_features, num_classes, bias=has_bias)
-    assert isinstance(last, nn.Conv2d), last
     return nn.Conv2d(last.in_channels, num_classes, kernel_size=1, bias=has_bias)
 
 
@@ -153,9 +145,10 @@ def _load_fitting(
     own = model.state_dict()
     fits = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
     left = [name for name in own if name not in fits]
-    last = list(own)[-2:]
-    if any(name not in last for name in left):
-        raise UserError(f"{path} is for another --arch: {left[0]} is missing or has another shape")
+    head, _ = find_head(model)
+    if any(name.rpartition(".")[0] != head for name in left):
+        odd = next(name for name in left if name.rpartition(".")[0] != head)
+        raise UserError(f"{path} is for another --arch: {odd} is missing or has another shape")
     if left and not may_fit:
         raise UserError(
             f"{path} is for another number of classes than the data's {own[left[0]].shape[0]}; "

@@ -14,7 +14,7 @@ from torch import nn
 
 from dataset.errors import USER_MISTAKE, UserError
 from tests.train import started_ranks as ranks
-from train.model import build_model, check_input
+from train.network.model import build_model, check_input
 
 
 @pytest.fixture

@@ -1,0 +1,39 @@
+"""The table and the picture of benchmarks/convergence.py in docs/training.md, from its record."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.bench import RESULTS, ROOT, describe_source, format_table
+from benchmarks.convergence_picture import draw_picture
+from benchmarks.convergence_verdict import judge, summarise, tables
+from benchmarks.extract_doc import fill
+
+RECORD = RESULTS / "convergence.json"
+DOC = ROOT / "docs" / "training.md"
+NOT_RUN = "There is no record of it yet, so no training here has shown it either."
+PICTURE = "![accuracy by epoch in three orders](../run_results/benchmarks/convergence.svg)"
+
+
+def make_part(result: dict[str, Any]) -> str:
+    """The finding, the table, the picture, and where they come from."""
+    found = "\n".join(f"- {line}" for line in summarise(judge(result["runs"])).splitlines())
+    shown = [format_table(*table) for table in tables(result)]
+    return "\n\n".join([found, *shown, PICTURE, describe_source(result)])
+
+
+def make_doc(text: str, record: Path) -> str:
+    """docs/training.md with what the record says; without one, it says that there is none."""
+    part = make_part(json.loads(record.read_text())) if record.exists() else NOT_RUN
+    return fill(text, "convergence", part)
+
+
+if __name__ == "__main__":
+    DOC.write_text(make_doc(DOC.read_text(), RECORD))
+    if RECORD.exists():
+        draw_picture(json.loads(RECORD.read_text()), RECORD.with_suffix(".svg"))

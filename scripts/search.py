@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Searches for good flags of the trainer: Optuna chooses them, each trial is a training."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dataset.packages import require_extra, require_packages
+
+require_packages("numpy", "submitit", "torch")
+require_extra("optuna", "pip install optuna")
+
+from dataset.errors import DONE, run_command
+from dataset.flags import REQUIRED, flag, flags_of, make_parser, parse_flags, split_words
+from report.search.trials import SEARCH_FILE
+from report.table import to_json, to_markdown
+from report.words import count
+from scripts.jobs.run_folder import relative_data
+from scripts.jobs.train_run import CLUSTERS, SlurmOptions
+from scripts.trials.run_search import ask_search, cancel_search, run_search
+from scripts.trials.search_file import SearchPlan, check_plan, extend_search, read_search
+from scripts.trials.store import read_trials
+
+log = logging.getLogger("trainyard")
+Old = TypeVar("Old", bound="OldSearch")
+EXAMPLE = """examples:
+  python scripts/search.py DATA --trials 20 --space "lr=log:0.01..10, label_smoothing=0..0.2" \\
+      -- -a resnet18 -b 256 --epochs 9
+  python scripts/search.py DATA --trials 20 --cluster slurm --jobs 4 --partition gpu --prune \\
+      --space "lr=log:0.01..10, wd=log:1e-6..1e-3, recipe=sgd|lars" -- -b 1024 --epochs 18
+  python scripts/search.py status DIR      its trials, the best first
+  python scripts/search.py resume DIR      goes on, after Ctrl-C, a kill or a reboot
+  python scripts/search.py cancel DIR      stops its trials with a checkpoint; resume continues
+
+--space: FLAG=LOW..HIGH, FLAG=log:LOW..HIGH or FLAG=A|B|C, separated by commas, where FLAG is any
+flag of `python -m train`. Flags after -- go to every trial.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewSearch:
+    """The flags that start a search, or add trials to one."""
+
+    data: str = flag("", "the data, as for python -m train", "DATA", nargs="?")
+    trials: int = flag(20, "default 20; with the --out of a search: so many in all")
+    space: str = flag(REQUIRED, "what to search, such as 'lr=log:0.01..10, recipe=sgd|lars'")
+    cluster: str = flag("local", "default local: this machine", choices=CLUSTERS)
+    jobs: int | None = flag(None, "trials at once; default 1 on this machine, 4 on slurm")
+    metric: str = flag("acc1", "a field of epochs.jsonl; a loss is minimised; default acc1")
+    prune: bool = flag(False, "stop hopeless trials early (successive halving)")
+    gpus: int = flag(1, "GPUs of a trial (with --device cpu: ranks); default 1")
+    seed: int = flag(0, "seed of the choices, not of the trainings; default 0")
+    keep_checkpoints: bool = flag(False, "keep those of all trials, not of the best alone")
+    out: Path | None = flag(None, "the search's folder; default run_results/searches/<time>")
+    slurm: SlurmOptions = flags_of(SlurmOptions, "passed on to sbatch")
+
+    def make_plan(self, folder: Path, train_flags: list[str]) -> SearchPlan:
+        default = 4 if self.cluster == "slurm" else 1
+        return SearchPlan(
+            data=relative_data(self.data, folder),
+            cluster=self.cluster,
+            trials=self.trials,
+            jobs=default if self.jobs is None else self.jobs,
+            space=self.space,
+            metric=self.metric,
+            prune=self.prune,
+            seed=self.seed,
+            gpus=self.gpus,
+            train_flags=tuple(train_flags),
+            keep_checkpoints=self.keep_checkpoints,
+            slurm=self.slurm,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldSearch:
+    """The flags of a command on a search that is there."""
+
+    folder: Path = flag(REQUIRED, "the search's folder", "DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusFlags(OldSearch):
+    format: str = flag("md", None, choices=("md", "json"))
+
+
+def main() -> int:
+    """Starts a search, or shows the status of one, resumes it or cancels it."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    words = sys.argv[1:]
+    command = words[0] if words else ""
+    if command == "status":
+        return _status(_parse_old(StatusFlags, words))
+    if command == "resume":
+        return _resume(_parse_old(OldSearch, words))
+    if command == "cancel":
+        return _cancel(_parse_old(OldSearch, words))
+    ours, train_flags = split_words(words)
+    return _start(parse_flags(NewSearch, make_parser(__doc__, EXAMPLE), ours), train_flags)
+
+
+def _parse_old(flags: type[Old], words: list[str]) -> Old:
+    """The flags of `search.py status`, `resume` or `cancel`."""
+    parser = make_parser(None, EXAMPLE, prog=f"search.py {words[0]}")
+    return parse_flags(flags, parser, words[1:])
+
+
+def _start(flags: NewSearch, train_flags: list[str]) -> int:
+    now = time.strftime("%Y%m%d-%H%M%S")
+    folder = (flags.out or Path("run_results/searches") / now).absolute()
+    plan = flags.make_plan(folder, train_flags)
+    check_plan(plan, folder)
+    if (folder / SEARCH_FILE).exists():
+        has_values = any(trial.value is not None for trial in read_trials(folder).values())
+        plan = extend_search(read_search(folder), plan, folder, has_values)
+    folder.mkdir(parents=True, exist_ok=True)
+    return run_search(folder, plan)
+
+
+def _resume(flags: OldSearch) -> int:
+    folder = flags.folder.absolute()
+    return run_search(folder, read_search(folder))
+
+
+def _status(flags: StatusFlags) -> int:
+    table = ask_search(flags.folder.absolute())
+    print(to_json([table]) if flags.format == "json" else to_markdown(table), end="")
+    return DONE
+
+
+def _cancel(flags: OldSearch) -> int:
+    trials = count(cancel_search(flags.folder.absolute()), "trial")
+    log.info("%s ended; continue with: search.py resume %s", trials, flags.folder)
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

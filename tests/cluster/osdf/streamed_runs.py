@@ -1,0 +1,111 @@
+"""Runs that stream a padded set of some 64 MiB from the mini-OSDF, or read it from the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from dataset.archive.index import build_index
+from dataset.fake.make import make_fake_imagenet
+from dataset.names import INDEX_SUFFIX
+from dataset.stream.arrivals import Arrivals
+from tests.dataset.tars import TRAIN, VAL, Tree, flatten, nested_bytes, tar_bytes
+from tests.train import hooks
+from tests.train import started_ranks as ranks
+
+PADDING = 155_000  # behind each image, where no decoder looks
+CLASSES, PER_CLASS, VAL_PER_CLASS = 4, 108, 2
+STEPS = 54  # an epoch, of 8 images each
+TWO_EPOCHS = ["--epochs", "2", "--microbatch", "4"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """The two tars with their indexes: in a folder, and as objects."""
+
+    folder: Path
+    path: str  # of the objects' folder in the federation
+    federation: str
+
+    @property
+    def urls(self) -> str:
+        return f"osdf://{self.path}/{TRAIN},osdf://{self.path}/{VAL}"
+
+    @property
+    def train_path(self) -> str:
+        return f"{self.path}/{TRAIN}"
+
+
+def serve_set(osdf: ModuleType, folder: Path) -> Served:
+    """Makes the set and puts it into the federation, under a name of its own."""
+    made = folder / "made"
+    make_fake_imagenet(
+        made, classes=CLASSES, train_per_class=PER_CLASS, val_per_class=1, size=(48, 48)
+    )
+    tree = _read_padded(made / TRAIN)
+    val = {name: dict(list(files.items())[:VAL_PER_CLASS]) for name, files in tree.items()}
+    tars = folder / "tars"
+    tars.mkdir()
+    (tars / TRAIN).write_bytes(nested_bytes(tree))
+    (tars / VAL).write_bytes(tar_bytes(flatten(val)))
+    name = f"stream-{os.urandom(4).hex()}"
+    for tar in (tars / TRAIN, tars / VAL):
+        build_index(tar, checksums=True)
+        for file in (tar, tar.with_name(tar.name + INDEX_SUFFIX)):
+            osdf.put(f"{name}/{file.name}", file)
+    return Served(tars, f"{osdf.PUBLIC}/{name}", osdf.DIRECTOR_HTTP_URL)
+
+
+def _read_padded(tar: Path) -> Tree:
+    noise = np.random.default_rng(0)
+    tree: Tree = {}
+    with tarfile.open(tar) as outer:
+        for member in outer:
+            with tarfile.open(fileobj=outer.extractfile(member)) as inner:
+                tree[member.name.removesuffix(".tar")] = {
+                    image.name: _read(inner, image) + noise.bytes(PADDING) for image in inner
+                }
+    return tree
+
+
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    assert file is not None
+    return file.read()
+
+
+def start_run(data: str, served: Served, folder: Path, *flags: str) -> ranks.Job:
+    """A run of which data, records, trace, log and temporary files lie in a folder."""
+    folder.mkdir(exist_ok=True)
+    argv = [data, *TWO_EPOCHS, "--federation", served.federation]
+    argv += ["--data-dir", str(folder / "data"), "--output", str(folder / "run"), *flags]
+    return ranks.start(argv, folder / "log", hook=partial(_prepare_rank, folder))
+
+
+def _prepare_rank(folder: Path) -> None:
+    tempfile.tempdir = str(folder)  # TMPDIR has been read before the fork
+    hooks.trace_samples(folder / "trace")
+    hooks.use_small_units()
+
+
+def find_map(folder: Path) -> Arrivals | None:
+    """The map of the training tar in a run under way, once its fetcher is heard of."""
+    for path in folder.glob("trainyard-stream-*/train.map"):
+        arrivals = Arrivals(path)
+        if arrivals.pid:
+            return arrivals
+    return None
+
+
+def forget_maps(folder: Path) -> None:
+    """Removes what a killed run could not."""
+    for left in folder.glob("trainyard-stream-*"):
+        shutil.rmtree(left)

@@ -1,0 +1,157 @@
+"""A training that streams from real XRootD caches is the local run, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from dataset.errors import BAD_DATA, DONE
+from dataset.fetch.ledger import Ledger
+from dataset.names import INDEX_SUFFIX
+from tests.cluster.osdf.streamed_runs import (
+    STEPS,
+    Served,
+    find_map,
+    forget_maps,
+    serve_set,
+    start_run,
+)
+from tests.dataset.tars import TRAIN, VAL
+from tests.train import started_ranks as ranks
+from tests.train.outcomes import EVERY_STEP, final_state, find_differences, read_trace
+from train.records.record import STAGES_FILE, read_lines, read_run
+
+pytestmark = [pytest.mark.osdf, pytest.mark.timeout(300)]
+KILLS = ("rank", "fetcher", "both")
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers() -> Iterator[None]:
+    yield
+    ranks.end_leftovers()
+
+
+@pytest.fixture(scope="module")
+def served(osdf: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return serve_set(osdf, tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def local(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run from the local tars, in the streamed order."""
+    folder = tmp_path_factory.mktemp("local")
+    start_run(str(served.folder), served, folder, "--order", "streamed").expect(DONE)
+    return folder
+
+
+def check_same_run(folder: Path, local: Path, served: Served) -> None:
+    """Sample ids and weights are those of the local run; the tars are whole and in the ledger."""
+    trace = read_trace(folder / "trace")
+    assert trace == read_trace(local / "trace")
+    for epoch in (0, 1):
+        steps = range(epoch * STEPS, (epoch + 1) * STEPS)
+        ids = [number for step in steps for part in trace[step].values() for number in part]
+        assert sorted(ids) == list(range(8 * STEPS))  # each sample once
+    assert find_differences(final_state(folder / "run"), final_state(local / "run")) == []
+    ledger = Ledger(folder / "data")
+    for name in (TRAIN, VAL):
+        path = folder / "data" / name
+        assert path.read_bytes() == (served.folder / name).read_bytes()
+        assert ledger.vouches_for(path)
+    assert list(folder.glob("trainyard-stream-*")) == []
+
+
+def test_a_streamed_run_is_the_local_run_and_fetches_the_object_once(
+    served: Served, local: Path, osdf: ModuleType, tmp_path: Path
+) -> None:
+    osdf.forget_traffic(served.train_path)
+    start_run(served.urls, served, tmp_path, "--stream", "always").expect(DONE)
+    check_same_run(tmp_path, local, served)
+    size = (served.folder / TRAIN).stat().st_size
+    assert size > 64 << 20
+    (attempt,) = read_run(tmp_path / "run")["attempts"]
+    hedged = attempt["stream"]["bytes_twice"]["hedged"]  # on a machine too busy to answer
+    assert size <= osdf.sent_bytes(served.train_path, "cache*") <= 1.02 * size + hedged
+    stages = read_lines(tmp_path / "run" / STAGES_FILE)
+    (first,) = [s for s in stages if s["stage"] == "train" and s["epoch"] == 0]
+    later = [
+        entry["bytes"]
+        for entry in osdf.traffic(served.train_path)
+        if entry["started_s"] > first["start"] + first["seconds"]
+    ]
+    assert sum(later) == 0  # in epoch 2
+    assert attempt["stream"]["is_whole"]
+    assert attempt["stream"]["misses"] > 0  # it did not wait for all of it
+
+
+def survive_kills(
+    served: Served, local: Path, osdf: ModuleType, folder: Path, chance: random.Random, num: int
+) -> None:
+    """A run that is killed so often, each time when more of the tar is here, and then ends."""
+    with osdf.wan(path=served.train_path, delay_s=0.01, bytes_per_s=1e6):
+        for number in range(num):
+            share = 0.9 * (number + chance.random()) / num
+            job = start_run(served.urls, served, folder, *EVERY_STEP)
+            kill_at(job, folder, KILLS[number % len(KILLS)], share)
+    start_run(served.urls, served, folder, *EVERY_STEP).expect(DONE)
+    check_same_run(folder, local, served)
+
+
+def kill_at(job: ranks.Job, folder: Path, what: str, share: float) -> None:
+    """Kills the rank, its fetcher or both when a share of the tar is here."""
+
+    def has_share() -> bool:
+        found = find_map(folder)
+        return found is not None and bool(found.here.mean() >= share)
+
+    job.wait_for(has_share, f"a share of {share}")
+    found = find_map(folder)
+    assert found is not None
+    pid, num_here = found.pid, found.here.sum()
+    if what != "rank":
+        os.kill(pid, signal.SIGKILL)
+    if what == "fetcher":  # the training goes on with the next one
+        job.wait_for(lambda: found.pid != pid and found.here.sum() > num_here, "the next fetcher")
+    job.send(signal.SIGKILL)
+    assert job.wait() == [-signal.SIGKILL]
+    forget_maps(folder)
+
+
+def test_kills_of_rank_and_fetcher_cost_no_sample(
+    served: Served, local: Path, osdf: ModuleType, tmp_path: Path
+) -> None:
+    survive_kills(served, local, osdf, tmp_path, random.Random(1), 6)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_two_hundred_kills_cost_no_sample(
+    served: Served, local: Path, osdf: ModuleType, tmp_path: Path, seed: int
+) -> None:
+    survive_kills(served, local, osdf, tmp_path, random.Random(seed), 10)
+
+
+@pytest.mark.parametrize("wrong", ["labels", "offsets"])
+def test_a_wrong_index_ends_the_run_with_3(served: Served, tmp_path: Path, wrong: str) -> None:
+    """Its checksums are right, and so are all bytes; its labels or offsets are not."""
+    with np.load(served.folder / (TRAIN + INDEX_SUFFIX)) as file:
+        arrays = {name: file[name] for name in file.files}
+    if wrong == "labels":
+        classes = arrays["classes"]
+        arrays["classes"] = np.roll(classes.reshape(4, -1), 1, axis=0).reshape(classes.shape)
+    else:
+        arrays["offset"] = arrays["offset"] + 512
+    with open(tmp_path / "foreign.index", "wb") as out:
+        np.savez(out, **arrays)
+    foreign = ["--index", str(tmp_path / "foreign.index"), "--skip-bad-images", "99"]
+    job = start_run(f"osdf://{served.train_path}", served, tmp_path, *foreign)
+    job.expect(BAD_DATA)
+    assert "Traceback" not in job.log
+    assert "index" in job.log.splitlines()[-1]

@@ -1,0 +1,171 @@
+"""What a stream of a URL takes: where its index is found, and each reason against it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataset import known_archives
+from dataset.archive.index_file import write_whole
+from dataset.errors import UserError
+from dataset.fetch.ledger import lock_folder
+from dataset.stream import plan as plan_module
+from dataset.stream.plan import Refusal, StreamPlan, plan_stream
+from tests.dataset.object_fetch import FAST, fetch
+from tests.dataset.small_server import Handler
+from tests.dataset.stream.url_index import LARGE, index_file, publish, serving_tar
+from tests.dataset.tars import TRAIN, VAL
+from tests.mounts import mounted
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    index_file(tmp_path / "in", LARGE, checksums=True)
+    return tmp_path / "in" / f"{TRAIN}.index"
+
+
+def serve_files(files: dict[str, bytes]) -> Callable[[Handler], bool]:
+    def serve(handler: Handler) -> bool:
+        content = files.get(handler.path.rpartition("/")[2])
+        handler.content = content or b""
+        if content is None:
+            handler.send_error(404)
+        return content is None
+
+    return serve
+
+
+def plan(url: str, folder: Path, **fields: Any) -> StreamPlan | Refusal:
+    return plan_stream(url, folder, options=FAST, **fields)
+
+
+def refused(found: StreamPlan | Refusal) -> Refusal:
+    assert isinstance(found, Refusal)
+    return found
+
+
+def test_an_index_beside_the_object_is_used(index: Path, tmp_path: Path) -> None:
+    files = {TRAIN: LARGE, f"{TRAIN}.index": index.read_bytes()}
+    with serving_tar(b"", misbehave=serve_files(files)) as (url, _):
+        found = plan(url, tmp_path / "data")
+    assert isinstance(found, StreamPlan) and not found.is_here and found.val is None
+    assert found.train.index == tmp_path / "data" / f"{TRAIN}.index"
+    assert found.train.index.read_bytes() == index.read_bytes()
+    assert (found.train.url, found.train.size) == (url, len(LARGE))
+    assert found.train.path == found.data == tmp_path / "data" / TRAIN
+    assert not found.train.is_proven
+
+
+def test_an_index_may_be_given_as_a_file_or_as_a_url(index: Path, tmp_path: Path) -> None:
+    files = {TRAIN: LARGE, "other.index": index.read_bytes()}
+    with serving_tar(b"", misbehave=serve_files(files)) as (url, _):
+        by_file = plan(url, tmp_path / "a", index=str(index))
+        by_url = plan(url, tmp_path / "b", index=url.replace(TRAIN, "other.index"))
+    assert isinstance(by_file, StreamPlan) and by_file.train.index == index
+    assert isinstance(by_url, StreamPlan)
+    assert by_url.train.index == tmp_path / "b" / "other.index"
+
+
+def test_without_an_index_the_command_that_makes_one_is_said(tmp_path: Path) -> None:
+    with serving_tar(b"", misbehave=serve_files({TRAIN: LARGE})) as (url, _):
+        found = refused(plan(url, tmp_path / "data"))
+    assert found.reason == f"there is no {TRAIN}.index beside {url}"
+    assert found.command == f"python scripts/index_tar.py --checksums {url}"
+
+
+def test_an_index_without_sums_of_each_mib_is_not_enough(index: Path, tmp_path: Path) -> None:
+    with np.load(index) as arrays:
+        plain = {k: v for k, v in arrays.items() if k not in ("block_size", "block_crc32")}
+    blocks = -(-len(LARGE) // (4 << 20))
+    old: dict[str, Any] = {
+        "block_size": np.int64(4 << 20),
+        "block_crc32c": np.zeros(blocks, np.uint32),
+    }
+    write_whole(plain, tmp_path / "plain")
+    write_whole({**plain, **old}, tmp_path / "old")
+    (tmp_path / "damaged").write_bytes(index.read_bytes()[:-100])
+    with serving_tar(LARGE) as (url, _):
+        given = ("plain", "old", "damaged", "missing")
+        found = [refused(plan(url, tmp_path / "data", index=str(tmp_path / n))) for n in given]
+    told = ("has no checksums", "crc32c of 4 MiB, not of 1", "is damaged", "No such file")
+    for refusal, text in zip(found, told, strict=True):
+        assert text in refusal.reason and url in refusal.command
+
+
+def test_an_index_of_another_object_is_refused(index: Path, tmp_path: Path) -> None:
+    with serving_tar(LARGE + bytes(512)) as (url, _):
+        found = refused(plan(url, tmp_path / "data", index=str(index)))
+    assert f"is for {len(LARGE)} bytes, the object has {len(LARGE) + 512}" in found.reason
+
+
+def test_an_index_is_proven_by_its_sha256(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(monkeypatch, LARGE)
+    for sha256, is_proven in ((hashlib.sha256(index.read_bytes()).hexdigest(), True), ("0", False)):
+        proven = {hashlib.md5(LARGE).hexdigest(): frozenset({sha256})}
+        monkeypatch.setattr("dataset.stream.find_index.PROVEN_INDEXES", proven)
+        with serving_tar(LARGE) as (url, _):
+            found = plan(url, tmp_path / "data", index=str(index))
+        assert isinstance(found, StreamPlan) and found.train.is_proven == is_proven
+    assert known_archives.PROVEN_INDEXES == {}
+
+
+def test_two_urls_are_train_and_val_in_any_order(index: Path, tmp_path: Path) -> None:
+    files = {TRAIN: LARGE, f"{TRAIN}.index": index.read_bytes(), VAL: b"x" * 1000}
+    with serving_tar(b"", misbehave=serve_files(files)) as (url, _):
+        val = url.replace(TRAIN, VAL)
+        for both in (f"{url},{val}", f"{val},{url}"):
+            found = plan(both, tmp_path / "data")
+            assert isinstance(found, StreamPlan) and found.val is not None
+            assert (found.train.url, found.val.url) == (url, val)
+            assert (found.val.size, found.val.index) == (1000, None)
+            assert found.data == tmp_path / "data"
+        with pytest.raises(UserError, match="a train and a val tar"):
+            plan(f"{url},{url.replace(TRAIN, 'b.tar')}", tmp_path / "data")
+
+
+def test_a_folder_is_its_two_archives(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {TRAIN, VAL, "valprep.sh", "notes.txt"}
+    monkeypatch.setattr(plan_module, "list_top", lambda target, request: names)
+    files = {TRAIN: LARGE, f"{TRAIN}.index": index.read_bytes(), VAL: b"x", "valprep.sh": b"mv\n"}
+    with serving_tar(b"", misbehave=serve_files(files)) as (url, _):
+        folder = url.rpartition("/")[0] + "/set/"
+        found = plan(folder, tmp_path / "data")
+        assert isinstance(found, StreamPlan) and found.val is not None
+        assert (found.train.url, found.val.url) == (f"{folder}{TRAIN}", f"{folder}{VAL}")
+        assert (tmp_path / "data" / "valprep.sh").read_bytes() == b"mv\n"
+        names.remove(TRAIN)
+        assert TRAIN in refused(plan(folder, tmp_path / "data")).reason
+
+
+def test_what_is_no_tar_cannot_be_streamed(tmp_path: Path) -> None:
+    assert "uncompressed tar" in refused(plan("http://127.0.0.1:1/x.zip", tmp_path)).reason
+
+
+def test_a_disk_that_is_too_small_is_a_reason(index: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "data", "size=20m"), serving_tar(LARGE) as (url, _):
+        found = refused(plan(url, tmp_path / "data", index=str(index)))
+    assert "GB are free" in found.reason and not found.command
+
+
+def test_what_is_here_needs_neither_an_index_nor_a_server(tmp_path: Path) -> None:
+    with serving_tar(b"", misbehave=serve_files({TRAIN: LARGE})) as (url, _):
+        fetch(url, tmp_path / "data")
+    found = plan(url, tmp_path / "data")
+    assert isinstance(found, StreamPlan) and found.is_here
+    assert found.train.size == len(LARGE)
+
+
+def test_a_folder_that_another_process_fills_is_refused_by_name(
+    index: Path, tmp_path: Path
+) -> None:
+    with lock_folder(tmp_path / "data", 0.0), pytest.raises(UserError, match=r"process \d+ on "):
+        plan("http://127.0.0.1:1/x.tar", tmp_path / "data", index=str(index))

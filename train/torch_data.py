@@ -1,0 +1,190 @@
+"""The data plane for any PyTorch training loop: images one by one, or batches that are ready.
+
+    from train.torch_data import batches, open_images
+
+    open_images("data")                    # a Dataset, in place of torchvision's ImageFolder
+    batches("data", batch_size=256)        # uint8 batches, with state_dict and load_state_dict
+
+`data` is what `python -m train` takes: a folder with train/ and val/, or with the ILSVRC tars, or
+the URL of one. One tar, and a folder of class folders, will do as well. docs/pytorch.md has more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from dataset.errors import UserError
+from train.data.batches import Images
+from train.data.decode import choose_decoder
+from train.data.image_dataset import (
+    CentreCrop,
+    Decode,
+    ImageDataset,
+    RandomCrop,
+    Split,
+    whole_image,
+)
+from train.data.resumable import ResumableBatches
+from train.data.sample_order import STREAMED, UNIFORM, SampleOrder, order_along
+from train.data.sampler import BatchPlan, check_batch
+from train.data.splits import fingerprint_of
+from train.data.tar_layout import find_layout
+from train.open_data import open_source
+from train.ranks.cpus import cpus_of_rank
+from train.ranks.launch import detect_launch
+
+__all__ = ["CentreCrop", "ImageDataset", "RandomCrop", "ResumableBatches", "batches", "open_images"]
+
+MAX_WORKERS = 16  # as the trainer has it for a GPU
+
+Place = str | os.PathLike[str]
+
+
+def open_images(
+    source: Place,
+    split: Split = "train",
+    transform: Callable[[Any], Any] | None = None,
+    target_transform: Callable[[Any], Any] | None = None,
+    *,
+    decode: Decode = whole_image,
+    allow_empty: bool = False,
+    index_dir: Place | None = None,
+    data_dir: Place | None = None,
+    federation: str | None = None,
+    token: Place | None = None,
+) -> ImageDataset:
+    """A map-style Dataset over a folder, a tar in place or a URL: ImageFolder's drop-in.
+
+    An item is (image, class), and goes through transform and target_transform. By default the image
+    is Pillow's, as ImageFolder's. decode=RandomCrop(224) and decode=CentreCrop(224) make a uint8
+    tensor with the trainer's decoder; any other function of (bytes, name) will do.
+
+    split: of a data set; one tar, or a folder of class folders, is a split by itself.
+    index_dir: where the index of a tar goes if its folder cannot be written.
+    data_dir, federation, token: of a URL, as the flags of `python -m train`.
+    """
+    if split not in ("train", "val"):
+        raise UserError(f"split {split!r} is neither 'train' nor 'val'")
+    images, root = open_source(
+        os.fspath(source),
+        split,
+        index_dir=_path(index_dir),
+        data_dir=_path(data_dir),
+        federation=federation,
+        token=_path(token),
+        allow_empty=allow_empty,
+    )
+    return ImageDataset(images, root, split, transform, target_transform, decode)
+
+
+def batches(
+    source: Place | ImageDataset,
+    batch_size: int,
+    split: Split | None = None,
+    *,
+    image_size: int = 224,
+    seed: int = 0,
+    order: Literal["uniform", "streamed"] = "uniform",
+    decoder: Literal["auto", "kernel", "pil"] = "auto",
+    num_workers: int | None = None,
+    pin_memory: bool = False,
+    skip_bad_images: int = 0,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> ResumableBatches:
+    """An iterator of (uint8 images, labels), made by the trainer's threads in its own order.
+
+    Each `for` over it is an epoch. "train" gives random crops in whole batches, in another order
+    every epoch; "val" gives the centres of all images once, in their order.
+
+    source: as open_images takes it, or what open_images returned; only its place and split count.
+    batch_size: of all ranks together, as -b of the trainer; this rank gets its share.
+    seed, order, decoder, image_size, skip_bad_images: as the flags of `python -m train`. An image
+    of "val" that is skipped has the label -1.
+    num_workers: cores that decode; default: those of this rank. 0: in the calling thread.
+    rank, world_size: default: those of torch.distributed, if it is initialised.
+    """
+    opened = source if isinstance(source, ImageDataset) else open_images(source, split or "train")
+    is_train = (split or opened.split) == "train"
+    _check(batch_size=batch_size, image_size=image_size)
+    rank, world_size = _find_ranks(rank, world_size)
+    plan = _make_plan(is_train, len(opened), batch_size, rank, world_size)
+    in_order = _choose_order(order, opened, batch_size)
+    chosen = choose_decoder(decoder)
+    make_images = partial(
+        Images,
+        opened.source,
+        None if is_train else opened.source,
+        plan,
+        image_size,
+        seed,
+        chosen,
+        tolerate_bad=skip_bad_images > 0,
+        pin_memory=pin_memory,
+        order=in_order,
+    )
+    identity = in_order.identity | {
+        "data": fingerprint_of(opened.source),
+        "is_train": is_train,
+        "batch_size": batch_size,
+        "image_size": image_size,
+        "seed": seed,
+        "decoder": chosen.name,
+    }
+    if not is_train:  # rank r of n has the images r, r + n, r + 2 n ...
+        identity |= {"world_size": world_size}
+    workers = _count_cores(world_size) if num_workers is None else num_workers
+    return ResumableBatches(make_images, identity, workers, skip_bad_images)
+
+
+def _path(place: Place | None) -> Path | None:
+    return None if place is None else Path(place)
+
+
+def _check(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
+
+
+def _find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """(rank, world size): as given, else as torch.distributed has them, else one rank."""
+    if (rank is None) != (world_size is None):
+        raise UserError("give both rank and world_size, or neither")
+    if rank is None or world_size is None:
+        is_joined = dist.is_available() and dist.is_initialized()
+        return (dist.get_rank(), dist.get_world_size()) if is_joined else (0, 1)
+    if not 0 <= rank < world_size:
+        raise UserError(f"rank={rank} is not one of {world_size} ranks, which count from 0")
+    return rank, world_size
+
+
+def _make_plan(
+    is_train: bool, num_samples: int, batch_size: int, rank: int, world_size: int
+) -> BatchPlan:
+    """One microbatch a rank; a validation need not be split evenly."""
+    if is_train:
+        check_batch(num_samples, batch_size, world_size)
+    of_rank = max(1, batch_size // world_size)
+    return BatchPlan(num_samples, of_rank * world_size, of_rank, rank, world_size)
+
+
+def _choose_order(name: str, images: ImageDataset, batch_size: int) -> SampleOrder:
+    if name not in (UNIFORM, STREAMED):
+        raise UserError(f"order {name!r} is neither {UNIFORM!r} nor {STREAMED!r}")
+    if name == UNIFORM:
+        return SampleOrder()
+    layout, units = find_layout(images.source, images.root, None)
+    return order_along(layout, units, batch_size, None)
+
+
+def _count_cores(world_size: int) -> int:
+    """The cores that decode: this rank's own."""
+    local_size = detect_launch(os.environ).local_world_size if world_size > 1 else 1
+    return min(MAX_WORKERS, cpus_of_rank(os.environ, local_size))
