@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from dataset.errors import UserError
+
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 KAGGLE_ZIP = "imagenet-object-localization-challenge.zip"
 VALPREP = "valprep.sh"  # the labels of the validation images: lines `mv IMAGE CLASS/`
@@ -13,6 +15,7 @@ INDEX_SUFFIX = ".index"  # of the index beside a tar
 # For folders and archives alike: an image is what is_image says, and nothing else.
 IMAGE_SUFFIXES = (b".jpeg", b".jpg", b".png")
 _WNID = re.compile(rb"n\d{8}")
+_NEXT_URL = re.compile(r",(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 
 
 def is_image(path: bytes) -> bool:
@@ -36,3 +39,20 @@ def is_hidden(path: bytes) -> bool:
 def is_wnid(name: bytes) -> bool:
     """Whether a folder is named like a class of ImageNet."""
     return _WNID.fullmatch(name) is not None
+
+
+def is_of_val(name: str) -> bool:
+    """Whether an archive is one of validation images, by its name."""
+    return "val" in name.lower()
+
+
+def split_urls(data: str) -> list[str]:
+    """The URLs of DATA, none for a path: one, or those of a train and a val tar, in this order."""
+    urls = _NEXT_URL.split(data) if "://" in data else []
+    names = [url.partition("?")[0].rstrip("/").rpartition("/")[2] for url in urls]
+    if len(urls) > 2 or (len(urls) == 2 and is_of_val(names[0]) == is_of_val(names[1])):
+        raise UserError(
+            f"{', '.join(names)}: give one URL, or those of a train and a val tar, the latter "
+            "with 'val' in its name"
+        )
+    return [url for _, url in sorted(zip(map(is_of_val, names), urls, strict=True))]

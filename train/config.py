@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dataset.errors import UserError
 from dataset.flags import flag, make_parser, parse_duration, parse_flags
+from dataset.names import split_urls
 from dataset.redaction import redact_name
 
 EXAMPLE = """examples:
@@ -192,7 +192,7 @@ class TrainConfig:
     @property
     def urls(self) -> list[str]:
         """The URLs of DATA: one, or those of the tars of training and validation."""
-        return re.split(r",(?=[a-z]+://)", self.data) if "://" in self.data else []
+        return split_urls(self.data)
 
     @property
     def give_up_s(self) -> float:

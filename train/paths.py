@@ -15,8 +15,6 @@ def check_paths(cfg: TrainConfig) -> None:
     """Raises for paths with which the run cannot start."""
     for url in cfg.urls:
         parse_target(url, cfg.federation)
-    if len(cfg.urls) > 2:
-        raise UserError(f"{len(cfg.urls)} URLs in DATA; give those of two tars at most")
     if cfg.index is not None and "://" not in cfg.index and not Path(cfg.index).is_file():
         raise UserError(f"--index {cfg.index}: no such file; name a TAR.index or its URL")
     if not cfg.urls and not cfg.dummy:

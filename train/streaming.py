@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,14 @@ from dataset.federation.lookup import Options
 from dataset.redaction import printable, redact
 from dataset.stream.arrivals import Arrivals, State
 from dataset.stream.keeper import Keeper
+from dataset.stream.node_folder import NodeFolder
 from dataset.stream.plan import PlannedObject, Refusal, StreamPlan, plan_stream
 from dataset.stream.spec import NEVER, Needs, StreamedObject, StreamSpec, write_needs
 from train.config import TrainConfig
 from train.data.needs import count_ahead, count_first_steps, find_needs
 from train.data.network_meter import NetworkMeter
 from train.data.sample_order import SampleOrder
-from train.data.splits import Dataset, join_splits, open_tar
+from train.data.splits import Dataset, find_val_beside, join_splits, open_tar
 from train.data.stream_source import StreamSource
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
@@ -47,6 +46,7 @@ class Stream:
         self._cfg, self._launch, self._comm = cfg, launch, comm
         self._plan: StreamPlan | None = None
         self._folder = Path()
+        self._node_folder: NodeFolder | None = None  # rank 0's
         self._sources: list[StreamSource] = []  # training, then validation if that streams too
         self._meters: list[NetworkMeter] = []  # of all ranks
         self._keeper: Keeper | None = None  # rank 0's
@@ -105,8 +105,8 @@ class Stream:
     def _make_folder(self) -> None:
         """The folder of the node, with maps in which nothing is here."""
         if self._launch.is_main:
-            where = os.environ.get("_CONDOR_SCRATCH_DIR") or None  # else TMPDIR
-            self._folder = Path(tempfile.mkdtemp(prefix="trainyard-stream-", dir=where))
+            self._node_folder = NodeFolder()
+            self._folder = self._node_folder.path
             for name, planned in self._objects.items():
                 Arrivals.create(self._folder / f"{name}.map", planned.size)
         self._folder = self._comm.from_main(self._folder)
@@ -130,8 +130,9 @@ class Stream:
         assert self._plan is not None
         sources: list[Any] = [self._open_source(*one) for one in self._objects.items()]
         val = self._plan.val
-        if val is not None and "val" not in self._objects:
-            sources.append(open_tar(val.path, self._cfg.index_dir))
+        beside = val.path if val is not None else find_val_beside(self._plan.train.path)
+        if beside is not None and "val" not in self._objects:
+            sources.append(open_tar(beside, self._cfg.index_dir))
         return join_splits("tar", self._plan.train.path, *sources)
 
     def _open_source(self, name: str, planned: PlannedObject) -> StreamSource:
@@ -267,5 +268,5 @@ class Stream:
         """Ends the fetcher and removes the folder of the node; what has arrived stays."""
         if self._keeper is not None:
             self._keeper.stop()
-        if self._launch.is_main and self.is_on:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._node_folder is not None:
+            self._node_folder.close()

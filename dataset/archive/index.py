@@ -27,7 +27,7 @@ from dataset.archive.tar_header import BLOCK
 from dataset.archive.tar_images import detect_kind, list_tar
 from dataset.errors import DataError, UserError
 from dataset.known_archives import PublishedHash
-from dataset.names import INDEX_SUFFIX
+from dataset.names import INDEX_SUFFIX, is_of_val
 from dataset.words import count
 
 _BUILTIN = "built-in"
@@ -161,7 +161,7 @@ def pack_index(
 
 def guess_split(tar: Path) -> Split:
     """The split of an archive by its name; only archives that hold both need it."""
-    return "val" if "val" in tar.name.lower() else "train"
+    return "val" if is_of_val(tar.name) else "train"
 
 
 def labels_digest(tar: Path, labels: Path | None) -> str:

@@ -28,6 +28,7 @@ SPARE_BYTES = 16 << 20  # for the journal and the file system's own needs
 WAIT_S = 0.2
 MAX_HOLDER = 400
 DYING_S = 2.0  # a job that was just killed keeps its lock for a moment
+PLANNING = "planning a stream"  # what a folder is held for while a stream is planned, for seconds
 
 
 def make_folder(folder: Path) -> None:
@@ -52,16 +53,25 @@ def lock_folder(folder: Path, wait_s: float) -> Iterator[None]:
         yield
 
 
+class FolderHeld(UserError):
+    """Another process fills the folder: a fetch, which names no purpose, or a stream."""
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        super().__init__(
+            f"{folder} is being filled by {holder}; wait for its end, or choose another --data-dir"
+        )
+        self.holder, self.is_fetch = holder, not holder.endswith(")")
+
+
 @contextmanager
 def take_folder(folder: Path, purpose: str) -> Iterator[None]:
-    """Holds the folder; raises, with the name of the holder, if another process has it."""
+    """Holds the folder; raises FolderHeld if another process has it for more than a plan."""
 
     def refuse(fd: int) -> None:
-        if not _lock_within(fd, DYING_S):
-            raise UserError(
-                f"{folder} is being filled by {_read_holder(fd)}; wait for its end, or choose "
-                "another --data-dir"
-            )
+        while not _lock_within(fd, DYING_S):
+            holder = _read_holder(fd)
+            if not holder.endswith(f"({PLANNING})"):
+                raise FolderHeld(folder, holder)
 
     with _holding(folder, refuse, f" ({purpose})"):
         yield
@@ -124,7 +134,7 @@ def check_space_of_all(folder: Path, files: Iterable[tuple[Path, int]]) -> None:
     for path, size in files:
         on_disk = -(-size // block) * block
         needed += on_disk - min(_held_bytes(path), on_disk)
-    _check_free(folder, "the collection", needed)
+    _check_free(folder, "what is missing", needed)
 
 
 def _held_bytes(path: Path) -> int:
@@ -145,7 +155,7 @@ def _check_free(folder: Path, name: str, num_bytes: int) -> None:
     if needed > free:
         raise NoSpace(
             f"{name} needs {needed / 1e9:.2f} GB more in {folder}, where "
-            f"{free / 1e9:.2f} GB are free; free some space or choose another --out"
+            f"{free / 1e9:.2f} GB are free; free some space or choose another folder"
         )
 
 

@@ -162,7 +162,9 @@ def _fetch_once(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) 
     check_space(job.path, summary.size)
     with holding_part(job.path) as fd:
         kinds = pick_kinds(job.given, checks.kind if checks is not None else None)
-        arrivals = resume(job.path, job.target.identity, summary.size, kinds, summary.say)
+        arrivals = resume(
+            job.path, job.target.identity, summary.size, kinds, summary.say, job.has_readers
+        )
         if not _ignores_etags(job, checks):
             _compare_etags(lookup, arrivals)
         os.ftruncate(fd, summary.size)  # its full length, but sparse

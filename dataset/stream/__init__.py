@@ -6,6 +6,7 @@ pass_state     what a killed pass has reached, in a file
 forward_pass   one pass over an object: transferred, hashed, walked
 index_url      the index of a tar that stays where it is
 arrivals       which MiB of an object are here, for all readers of a node
+node_folder    the temporary folder of a stream on its node
 spec           what the trainer tells the fetcher
 find_index     the index that a stream goes by
 plan           what a stream of a URL takes

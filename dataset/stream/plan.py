@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import logging
-import re
+import os
 import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataset.archive.index import guess_split
-from dataset.errors import UserError
 from dataset.federation.collection import has_collection_form, looks_like_object
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target
 from dataset.federation.reach import check_network
 from dataset.fetch.job import FetchJob
-from dataset.fetch.ledger import Ledger, NoSpace, check_space_of_all, take_folder
+from dataset.fetch.ledger import (
+    PLANNING,
+    FolderHeld,
+    Ledger,
+    NoSpace,
+    check_space_of_all,
+    take_folder,
+)
 from dataset.fetch.object import fetch_object
 from dataset.fetch.request import Request
 from dataset.fetch.size import find_size
 from dataset.fetch.urls import list_top
-from dataset.names import TRAIN_TAR, VAL_TAR, VALPREP
+from dataset.names import TRAIN_TAR, VAL_TAR, VALPREP, split_urls
 from dataset.own_names import check_distinct, check_names
-from dataset.redaction import printable, redact
+from dataset.redaction import redact
 from dataset.stream.find_index import FoundIndex, find_index, is_proven
 
 log = logging.getLogger("trainyard.fetch")
@@ -79,28 +84,66 @@ def plan_stream(
 
     The URL is that of a tar, or of a folder with the two of ILSVRC2012; or there are two, those of
     a train and a val tar, with a comma between. `index` is the file or URL of the train tar's.
-    The folder is held meanwhile: another job there ends this one at once (exit 2).
+    The folder is held meanwhile: another stream there ends this one at once (exit 2), unless all
+    is here already; a fetch there is waited for by whoever fetches whole.
     """
     request = Request(data_dir, options or Options(), federation, token)
-    named = re.split(r",(?=\w+://)", url)
-    targets = [request.parse(one) for one in named]
-    with take_folder(data_dir, f"a stream of {printable(redact(url))}"):
-        ledger = Ledger(data_dir)
-        if len(named) == 1 and (
-            has_collection_form(targets[0]) or not looks_like_object(targets[0])
-        ):
-            _check_network(targets)
-            names = list_top(targets[0], request)
-            if TRAIN_TAR not in names:
-                return Refusal(f"there is no {TRAIN_TAR} in {targets[0].identity}")
-            base = url.partition("?")[0].rstrip("/")
-            named = [f"{base}/{name}" for name in (TRAIN_TAR, VAL_TAR) if name in names]
+    urls = split_urls(url)
+    targets = [request.parse(one) for one in urls]
+    _check_all_names(targets, request)
+    is_folder = has_collection_form(targets[0]) or not looks_like_object(targets[0])
+    if is_folder and len(urls) == 1:
+        return _plan_folder(url, targets[0], request, index)
+    data = data_dir if len(urls) > 1 else data_dir / targets[0].name
+    here = _find_here(urls, request)
+    if here is not None:  # nobody has to hold the folder for it
+        return StreamPlan(data, *here)
+    try:
+        with take_folder(data_dir, PLANNING):
+            return _plan_objects(urls, data, request, Ledger(data_dir), index)
+    except FolderHeld as error:
+        return _meet(error)
+
+
+def _plan_folder(url: str, target: Target, request: Request, index: str) -> StreamPlan | Refusal:
+    """The stream of a folder's two archives."""
+    _check_network([target])
+    names = list_top(target, request)
+    if TRAIN_TAR not in names:
+        return Refusal(f"there is no {TRAIN_TAR} in {target.identity}")
+    base = url.partition("?")[0].rstrip("/")
+    urls = [f"{base}/{name}" for name in (TRAIN_TAR, VAL_TAR) if name in names]
+    _check_all_names([request.parse(one) for one in urls], request)
+    here = _find_here(urls, request)
+    if here is not None:
+        return StreamPlan(request.out, *here)
+    try:
+        with take_folder(request.out, PLANNING):
+            ledger = Ledger(request.out)
             if VALPREP in names:
                 _fetch_small(f"{base}/{VALPREP}", request, ledger)
-            data = data_dir
-        else:
-            data = data_dir if len(named) > 1 else data_dir / targets[0].name
-        return _plan_objects(_sort_splits(named, request), data, request, ledger, index)
+            return _plan_objects(urls, request.out, request, ledger, index)
+    except FolderHeld as error:
+        return _meet(error)
+
+
+def _meet(held: FolderHeld) -> Refusal:
+    """What another process in the folder means: a fetch is waited for, a stream is not."""
+    if not held.is_fetch:
+        raise held
+    return Refusal(f"{held.holder} is fetching into the same folder")
+
+
+def _find_here(urls: Sequence[str], request: Request) -> list[PlannedObject] | None:
+    """The objects, if the record of the folder has all of them."""
+    ledger, found = Ledger(request.out), []
+    for url in urls:
+        target = request.parse(url)
+        record = ledger.find(request.out / target.name, target.identity)
+        if record is None:
+            return None
+        found.append(PlannedObject(url, request.out / target.name, record["size"], is_here=True))
+    return found
 
 
 def _check_network(targets: Sequence[Target]) -> None:
@@ -114,20 +157,9 @@ def _fetch_small(url: str, request: Request, ledger: Ledger) -> None:
     fetch_object(job, request.access, request.options)
 
 
-def _sort_splits(named: Sequence[str], request: Request) -> list[str]:
-    """The URLs of the train tar and of the val tar, if there is one."""
-    targets = [request.parse(one) for one in named]
+def _check_all_names(targets: Sequence[Target], request: Request) -> None:
     check_distinct((target.name, target.identity, target.url) for target in targets)
     check_names([request.out / target.name for target in targets], request.out)
-    if len(named) == 1:
-        return list(named)
-    splits = [guess_split(Path(target.name)) for target in targets]
-    if sorted(splits) != ["train", "val"]:
-        raise UserError(
-            f"{', '.join(target.name for target in targets)}: give one URL, or those of a train "
-            "and a val tar, the latter with 'val' in its name"
-        )
-    return sorted(named, key=lambda one: splits[named.index(one)])
 
 
 def _plan_objects(
@@ -138,6 +170,9 @@ def _plan_objects(
         if not target.name.endswith(".tar"):
             return Refusal(f"{target.identity} is no uncompressed tar, which alone can be streamed")
     records = [ledger.find(request.out / target.name, target.identity) for target in targets]
+    for target, record in zip(targets, records, strict=True):
+        if record is None and os.path.lexists(request.out / target.name):
+            return Refusal(f"{request.out / target.name} is there already, and is verified first")
     _check_network([t for t, record in zip(targets, records, strict=True) if record is None])
     sizes = [
         record["size"] if record else _ask_size(target, request)

@@ -16,11 +16,20 @@ Say = Callable[[str], None]
 MAX_OLDER_BYTES = 255
 
 
-def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say) -> Arrivals:
+def resume(
+    path: Path,
+    identity: str,
+    size: int,
+    kinds: Sequence[str],
+    say: Say,
+    has_readers: bool = False,
+) -> Arrivals:
     """What an earlier start left that can be used; with nothing left, all chunks are missing.
 
     After a kill the journal's chunks are taken as claims: the transfer reads them while it fetches
-    the others. After a reboot or a disk error they are read here, from the disk itself.
+    the others. After a reboot, on another node or after a disk error they are read here, from the
+    disk itself. Readers would wait for that for minutes, so for them such chunks are claims, too,
+    and come in the order of need.
     """
     fresh = Arrivals(identity, size, tuple(kinds), read_boot_id())
     part, found = part_path(path), read_journal(journal_path(path))
@@ -36,7 +45,12 @@ def resume(path: Path, identity: str, size: int, kinds: Sequence[str], say: Say)
         say(f"{part.name} has {part.stat().st_size} bytes instead of {size}; starting over")
         return fresh
     was_killed_only = found.boot_id == fresh.boot_id != ""
-    if not was_killed_only or found.kinds != fresh.kinds:
+    if has_readers and not was_killed_only and found.kinds == fresh.kinds:
+        with open(part, "rb", buffering=0) as file:
+            _forget_pages(file.fileno())
+        # The journal keeps its boot: what is not read by the end of this start is doubted again.
+        say(f"an earlier start left {len(found.chunks)} MiB, which are read again by need")
+    elif not was_killed_only or found.kinds != fresh.kinds:
         num_before = len(found.chunks)
         found = _check_again(part, found, fresh, was_killed_only)
         say(f"checked {num_before} MiB of an earlier start: {len(found.chunks)} MiB are right")

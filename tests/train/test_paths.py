@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         (["data/train"], "data/train holds neither train/ nor ILSVRC2012_img_train.tar"),
         (["foo://host/x"], "foo://host/x"),
-        (["osdf:///a.tar,foo://host/x"], "foo://host/x"),
-        (["osdf:///a,osdf:///b,osdf:///c"], "3 URLs in DATA"),
+        (["osdf:///a.tar,foo://host/val"], "foo://host/val"),
+        (["osdf:///a,osdf:///b,osdf:///c"], "a, b, c: give one URL"),
         (["osdf:///a", "--index", "none"], "--index none: no such file"),
         (["data", "--token", "none"], "--token none: no such file"),
         (["data", "--index-dir", "a-file"], "--index-dir a-file is a file"),

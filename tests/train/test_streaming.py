@@ -21,6 +21,7 @@ from dataset.errors import BAD_DATA, CHECKPOINTED, DONE, TRY_AGAIN, USER_MISTAKE
 from dataset.own_names import part_path
 from dataset.stream.arrivals import Arrivals
 from dataset.transfer.journal import CHUNK
+from tests.dataset.object_fetch import fetch
 from tests.dataset.small_server import Handler
 from tests.dataset.tars import TRAIN, VAL
 from tests.train import hooks
@@ -104,13 +105,20 @@ def check_same_run(folder: Path, local: Path, served: Path) -> None:
 
 
 def test_a_streamed_run_is_the_local_run(local: Path, served: Path, tmp_path: Path) -> None:
-    with serving_folder(served) as (url, _):
-        job = start_run(name_urls(url), tmp_path).expect(DONE)
+    is_open = Event()
+    with serving_folder(served, hold_back(1, is_open)) as (url, _):
+        job = start_run(name_urls(url), tmp_path)
+        try:
+            job.wait_for(lambda: (found := find_map(tmp_path)) and found.num_waiting, "a reader")
+        finally:
+            is_open.set()
+        job.expect(DONE)
     check_same_run(tmp_path, local, served)
     assert f"streams {name_urls(url)} to {tmp_path / 'data'}" in job.log
     stream, size = stream_of(tmp_path), sum((served / name).stat().st_size for name in (TRAIN, VAL))
-    assert size <= stream["bytes_fetched"] <= 1.02 * size
-    assert sum(stream["bytes_twice"].values()) == stream["bytes_resumed"] == 0
+    twice = stream["bytes_twice"]
+    assert size <= stream["bytes_fetched"] <= 1.02 * size + twice["hedged"]
+    assert sum(twice.values()) == twice["hedged"] and stream["bytes_resumed"] == 0
     assert stream["hits"] + stream["misses"] == 2 * (40 + 35) and stream["misses"] > 0
     assert stream["index"] == "unproven" and stream["fetcher_restarts"] == 0
     assert stream["is_whole"]
@@ -134,6 +142,21 @@ def test_two_ranks_read_one_stream(local: Path, served: Path, tmp_path: Path) ->
         start_run(name_urls(url), tmp_path, "-j", "1", num_ranks=2).expect(DONE)
     assert read_trace(tmp_path / "trace") == read_trace(local / "trace")
     assert stream_of(tmp_path)["hits"] + stream_of(tmp_path)["misses"] == 2 * (40 + 35)
+
+
+def test_a_val_tar_beside_the_stream_validates_and_the_run_goes_on_when_all_is_here(
+    served: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    for name in (VAL, VAL + INDEX):
+        shutil.copy2(served / name, tmp_path / "data" / name)
+    kill = partial(hooks.at_step, 0, 4, partial(hooks.wait_and_kill, tmp_path / "run", 3))
+    with serving_folder(served) as (url, _):
+        job = start_run(f"{url}/{TRAIN}", tmp_path, *EVERY_STEP, hook=kill)
+        assert job.wait() == [-signal.SIGKILL]
+        fetch(f"{url}/{TRAIN}", tmp_path / "data")  # finishes what the stream began
+    start_run(f"{url}/{TRAIN}", tmp_path).expect(DONE)
+    assert [epoch["val_acc1"] is not None for epoch in read_epochs(tmp_path / "run")] == [True] * 2
 
 
 # --- kills ------------------------------------------------------------------------------------
@@ -233,7 +256,7 @@ def test_a_run_that_starves_is_saved_once_and_then_to_be_tried_again(
 ) -> None:
     last = (served / TRAIN).stat().st_size // CHUNK
     seed, step = find_seed(served / (TRAIN + INDEX), last)
-    flags = ["--order", "uniform", "--seed", str(seed), "--give-up-after", "1"]
+    flags = ["--order", "uniform", "--seed", str(seed), "--give-up-after", "5"]
     with serving_folder(served, refuse_end(last, 503)) as (url, _):
         if num_ranks == 1:
             start_run(name_urls(url), tmp_path, *flags).expect(CHECKPOINTED)

@@ -105,8 +105,14 @@ def _find_tars(path: Path, val: Path | None = None) -> list[Path]:
     """The tar of the training images and, where there is one, of the validation images."""
     folder = path if path.is_dir() else path.parent
     train = path if path.is_file() and path.name != VAL_TAR else folder / TRAIN_TAR
-    tars = (train, val or folder / VAL_TAR)
-    return [tar for tar in tars if tar.is_file()] if train.is_file() else []
+    found = val or find_val_beside(train)
+    return [train, *([found] if found else [])] if train.is_file() else []
+
+
+def find_val_beside(train: Path) -> Path | None:
+    """The tar of the validation images in the folder of a training tar."""
+    val = train.with_name(VAL_TAR)
+    return val if val != train and val.is_file() else None
 
 
 def _check_finished(folder: Path) -> None:

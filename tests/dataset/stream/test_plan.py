@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from dataset import known_archives
 from dataset.archive.index_file import write_whole
 from dataset.errors import UserError
-from dataset.fetch.ledger import lock_folder
+from dataset.fetch import ledger
+from dataset.fetch.ledger import lock_folder, take_folder
 from dataset.stream import plan as plan_module
 from dataset.stream.plan import Refusal, StreamPlan, plan_stream
 from tests.dataset.object_fetch import FAST, fetch
@@ -164,8 +166,57 @@ def test_what_is_here_needs_neither_an_index_nor_a_server(tmp_path: Path) -> Non
     assert found.train.size == len(LARGE)
 
 
-def test_a_folder_that_another_process_fills_is_refused_by_name(
+def test_a_folder_of_another_stream_is_refused_by_name(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "DYING_S", 0.01)
+    with (
+        take_folder(tmp_path / "data", "a stream of x"),
+        pytest.raises(UserError, match=r"process \d+ on .* \(a stream of x\)"),
+    ):
+        plan("http://127.0.0.1:1/x.tar", tmp_path / "data", index=str(index))
+
+
+def test_a_fetch_into_the_same_folder_is_left_to_be_waited_for(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "DYING_S", 0.01)
+    with lock_folder(tmp_path / "data", 0.0):
+        found = plan("http://127.0.0.1:1/x.tar", tmp_path / "data", index=str(index))
+    assert "is fetching into the same folder" in refused(found).reason
+
+
+def test_what_is_here_needs_neither_the_folder_nor_the_network(tmp_path: Path) -> None:
+    with serving_tar(LARGE) as (url, _):
+        fetch(url, tmp_path / "data")
+    with take_folder(tmp_path / "data", "a stream of x"):
+        found = plan(url, tmp_path / "data")
+    assert isinstance(found, StreamPlan) and found.is_here
+
+
+def test_a_plan_of_another_process_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "DYING_S", 0.01)
+    plans = ExitStack()
+    plans.enter_context(take_folder(tmp_path, ledger.PLANNING))
+    waits, lock_within = iter(range(3)), ledger._lock_within
+
+    def wait(fd: int, wait_s: float) -> bool:
+        if next(waits) == 2:
+            plans.close()
+        return lock_within(fd, wait_s)
+
+    monkeypatch.setattr(ledger, "_lock_within", wait)
+    with take_folder(tmp_path, "a stream of x"):
+        assert list(waits) == []
+
+
+def test_a_tar_that_somebody_put_there_is_left_to_the_whole_fetch(
     index: Path, tmp_path: Path
 ) -> None:
-    with lock_folder(tmp_path / "data", 0.0), pytest.raises(UserError, match=r"process \d+ on "):
-        plan("http://127.0.0.1:1/x.tar", tmp_path / "data", index=str(index))
+    (tmp_path / "data").mkdir()
+    with serving_tar(LARGE) as (url, _):
+        (tmp_path / "data" / TRAIN).write_bytes(LARGE)
+        found = plan(url, tmp_path / "data", index=str(index))
+    assert "is there already" in refused(found).reason

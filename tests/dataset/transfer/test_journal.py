@@ -101,6 +101,20 @@ def test_after_a_reboot_journalled_bytes_are_checked_again(tmp_path: Path) -> No
     assert sorted(arrivals.chunks) == [0]
 
 
+def test_under_readers_the_chunks_of_another_boot_are_left_to_the_transfer_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come in the order of need; and a next start must doubt them again."""
+    path, forgotten = tmp_path / "x", []
+    start(path, b"a" * SIZE, "another boot")
+    monkeypatch.setattr("dataset.transfer.resume._forget_pages", forgotten.append)
+    monkeypatch.setattr("dataset.transfer.resume._check_again", None)
+    kinds = ("crc32", "adler32")
+    arrivals = resume(path, "pelican://f/x", SIZE, kinds, lambda text: None, has_readers=True)
+    assert sorted(arrivals.chunks) == [0, 1] and not arrivals.were_read
+    assert len(forgotten) == 1 and arrivals.boot_id == "another boot"
+
+
 def test_after_a_kill_the_chunks_are_left_to_the_transfer_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
