@@ -66,6 +66,12 @@ def make_place(cluster: str, slurm: SlurmOptions, train_flags: Sequence[str]) ->
     return Place(cluster, not is_cpu, slurm)
 
 
+def share_fetch(data: str, train_flags: Sequence[str]) -> list[str]:
+    """Flags with which trainings side by side fetch a URL once: a stream has its folder alone."""
+    is_chosen = any(word.partition("=")[0] == "--stream" for word in train_flags)
+    return ["--stream", "never"] if "://" in data and not is_chosen else []
+
+
 def count_nodes(place: Place, num_gpus: int) -> int:
     """How many nodes the ranks of a training fill."""
     return -(-num_gpus // place.slurm.ranks_per_node) if place.cluster == "slurm" else 1

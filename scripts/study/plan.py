@@ -9,7 +9,14 @@ from pathlib import Path
 
 from dataset.errors import UserError
 from scripts.jobs.run_folder import data_argument, from_here
-from scripts.jobs.train_run import Place, SlurmOptions, TrainRun, count_nodes, make_place
+from scripts.jobs.train_run import (
+    Place,
+    SlurmOptions,
+    TrainRun,
+    count_nodes,
+    make_place,
+    share_fetch,
+)
 from train.config import TrainConfig, parse_config
 from train.recipe import choose_recipe
 
@@ -67,7 +74,8 @@ def make_runs(plan: StudyPlan, folder: Path) -> list[StudyRun]:
     """
     data = [data_argument(plan.data, folder)] if plan.data else []
     config = _parse(plan, folder)
-    base = [*data, *_without_batch(plan.train_flags)]
+    base = [*data, *share_fetch(plan.data or "", plan.train_flags)]
+    base += _without_batch(plan.train_flags)
     pinned = ["--recipe", _first_recipe(config)] if config.recipe == "auto" else []
     batches = batch_sizes(plan.gpus, plan.mode, config.batch_size)
     if config.microbatch is None:

@@ -19,6 +19,7 @@ from scripts.jobs.train_run import (
     TrainRun,
     count_nodes,
     make_place,
+    share_fetch,
 )
 from scripts.trials.space import Space, check_space, parse_space, to_flags
 from train.config import parse_config
@@ -85,13 +86,14 @@ def find_epochs(plan: SearchPlan, folder: Path) -> int:
 
 def trial_run(plan: SearchPlan, trial: Trial, folder: Path) -> TrainRun:
     """The training of a trial."""
-    output = from_here(folder / trial.name)
+    output, own = from_here(folder / trial.name), to_flags(trial.params)
+    shared = share_fetch(plan.data or "", plan.train_flags)
     return TrainRun(
         name=trial.name,
         group=f"{folder.name}-{trial.name}",
         num_gpus=plan.gpus,
         num_nodes=count_nodes(plan.place, plan.gpus),
-        argv=(*base_flags(plan, folder), *to_flags(trial.params), "--output", output),
+        argv=(*base_flags(plan, folder), *shared, *own, "--output", output),
     )
 
 

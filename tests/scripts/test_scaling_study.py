@@ -17,7 +17,7 @@ import pytest
 from dataset.errors import UserError
 from scripts.jobs import state
 from scripts.jobs.run_folder import relative_data
-from scripts.jobs.train_run import SlurmOptions
+from scripts.jobs.train_run import SlurmOptions, share_fetch
 from scripts.study.microbatch import share_microbatch
 from scripts.study.plan import StudyPlan, describe_pin, make_runs
 from scripts.study.study_file import STUDY_FILE, extend_study, read_study
@@ -102,7 +102,22 @@ def test_each_command_names_its_batch_once(flags: tuple[str, ...]) -> None:
     name = "/s/abc/abc-gpus0002-r1"
     url = "https://host/data"
     own = ("-b", "8", "--recipe", "sgd", "--output", name)
-    assert run.argv == (url, "--epochs", "3", *own)
+    assert run.argv == (url, "--stream", "never", "--epochs", "3", *own)
+
+
+@pytest.mark.parametrize(
+    ("data", "flags", "shared"),
+    [
+        ("data", (), []),
+        ("osdf:///x.tar", (), ["--stream", "never"]),
+        ("osdf:///x.tar", ("--stream", "auto"), []),
+        ("osdf:///x.tar", ("--stream=always",), []),
+    ],
+)
+def test_runs_side_by_side_fetch_a_url_once(
+    data: str, flags: tuple[str, ...], shared: list[str]
+) -> None:
+    assert share_fetch(data, flags) == shared
 
 
 def test_paths_below_this_folder_are_written_without_it(
