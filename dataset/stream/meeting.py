@@ -25,41 +25,41 @@ from dataset.stream.node import PREFIX
 log = logging.getLogger("trainyard.fetch")
 
 
+_kept: dict[Path, tuple[int, int]] = {}  # the process that keeps a stream, and its lock
+
+
 class Owner:
-    """The process that keeps the fetcher of a stream: every reader can tell whether it does."""
+    """The process that keeps the fetcher of a stream: every reader can tell whether it does.
+
+    It holds a lock that forks do not inherit. Closing any descriptor of the file would give it
+    back, so the owner itself does not open the file again.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "owner"
-        self._fd: int | None = None
-        self._pid = 0
 
     @classmethod
     def become(cls, folder: Path) -> Owner:
         """This process keeps it from now on."""
         owner = cls(folder)
-        owner._fd, owner._pid = os.open(owner._path, os.O_RDWR | os.O_CREAT, 0o600), os.getpid()
-        with suppress(OSError):  # a file system without locks: it is believed to live
-            fcntl.lockf(owner._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by forks
+        fd = os.open(owner._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):  # a file system without locks
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _kept[owner._path] = (os.getpid(), fd)
         return owner
-
-    def __getstate__(self) -> Path:
-        return self._path.parent
-
-    def __setstate__(self, folder: Path) -> None:
-        Owner.__init__(self, folder)
 
     @property
     def is_me(self) -> bool:
         """Whether this process keeps the fetcher; a fork of it does not."""
-        return self._pid == os.getpid() and self._fd is not None
+        return _kept.get(self._path, (0, 0))[0] == os.getpid()
 
     def is_alive(self) -> bool:
         """Whether somebody keeps the fetcher."""
-        if self._pid == os.getpid():
-            return self._fd is not None
+        if self.is_me:
+            return True
         try:
             fd = os.open(self._path, os.O_RDWR)
-        except OSError:  # removed, as the last thing that it did
+        except OSError:  # removed by the owner
             return False
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,9 +71,8 @@ class Owner:
 
     def resign(self) -> None:
         """This process keeps it no more."""
-        if self.is_me and self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self.is_me:
+            os.close(_kept.pop(self._path)[1])
 
 
 class Meeting:

@@ -227,7 +227,7 @@ def test_a_validation_goes_on_with_the_same_ranks_only(tars: Path) -> None:
         ({"image_size": 0}, "image_size=0 must be at least 1"),
         ({"rank": 1}, "give both rank and world_size"),
         ({"rank": 2, "world_size": 2}, "rank=2 is not one of 2 ranks"),
-        ({"order": "random"}, "order 'random' is neither"),
+        ({"order": "random"}, "order 'random' is none of"),
     ],
 )
 def test_a_mistake_is_one_line(tars: Path, settings: dict[str, Any], words: str) -> None:
