@@ -13,6 +13,7 @@ from dataset.errors import UserError
 RECORD = "fetched.jsonl"
 LOCK = ".fetch.lock"
 STAGES = "stages.jsonl"  # what each command used, a line a stage
+STREAM = ".stream.json"  # where the readers of a stream into this folder meet
 PART = ".trainyard-part"  # x.bin.part may be an object, or a file of the user
 JOURNAL = ".journal"
 NEW, DOUBTED = ".new", ".doubted"
@@ -70,7 +71,7 @@ def check_names(paths: Iterable[Path], root: Path, others: Iterable[Path] = ()) 
                 "that (--record, --summary) or for the object (--out)"
             )
         top = relative.parts[0]
-        if top.lower() in (RECORD, LOCK, STAGES):
+        if top.lower() in (RECORD, LOCK, STAGES, STREAM):
             raise UserError(
                 f"no object can be written to {root / top}: our own record has that name. Rename "
                 "the object, or fetch the folder that it is in: that gets a folder of its own"

@@ -75,12 +75,15 @@ ONLY_DOORS = {
     "dataset.stream.arrivals": {
         "train.data.needs",
         "train.data.stream_source",
+        "train.loop_stream",
         "train.stream_end",
         "train.streaming",
     },
-    "dataset.stream.spec": {"train.data.needs", "train.streaming"},
-    "dataset.stream.plan": {"train.streaming"},
-    "dataset.stream.keeper": {"train.streaming"},
+    "dataset.stream.spec": {"train.data.needs", "train.loop_stream", "train.streaming"},
+    "dataset.stream.plan": {"train.loop_stream", "train.streaming"},
+    "dataset.stream.node": {"train.loop_stream", "train.streaming"},
+    "dataset.stream.meeting": {"train.loop_stream", "train.open_data"},
+    "dataset.stream.keeper": set(),
     "dataset.stream.fetcher": set(),
 }
 # What a room needs beyond the standard library when its modules are imported.

@@ -9,6 +9,7 @@ prepare       from flags to a trainer that can start
 open_data     the data, fetched and opened once a node
 streaming     a run whose tar is still arriving: planned, fetched by need
 stream_end    its end: classes proven, the tar verified
+loop_stream   the stream of a URL for a loop that is not ours
 torch_data    the same data for any PyTorch loop: open_images, batches
 run_folder    the folder of a run: given, found again or new; locked
 device        which device a rank computes on

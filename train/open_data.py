@@ -16,9 +16,11 @@ from pathlib import Path
 from dataset.errors import UserError
 from dataset.federation.lookup import Options
 from dataset.fetch.urls import fetch_dataset
+from dataset.stream.meeting import meet
 from train.config import TrainConfig
 from train.data.sources import Source
 from train.data.splits import Dataset, needs_index, open_dataset, open_split
+from train.loop_stream import LoopStream, StreamRequest, open_loop_stream
 from train.ranks.comm import Comm
 from train.ranks.cpus import own_binding
 from train.ranks.launch import Launch
@@ -95,17 +97,29 @@ def open_source(
     federation: str | None,
     token: Path | None,
     allow_empty: bool,
-) -> tuple[Source, Path]:
-    """One split of the data for a loop that is not ours, and where it lies on the disk.
+    stream: str,
+    index: str | None,
+) -> tuple[Source, Path, LoopStream | None]:
+    """One split of the data for a loop that is not ours, where it lies on the disk, and its stream.
 
-    A URL is fetched whole and verified; an earlier fetch into the same folder is found again.
-    Processes that fetch into one folder take turns.
+    A URL is streamed if it can be, else fetched whole and verified; an earlier fetch into the same
+    folder is found again. Processes that open a URL into one folder take turns.
     """
-    if "://" in data:
-        path = fetch_dataset(data, data_dir or DATA_DIR, federation=federation, token=token)
-    else:
+    if "://" not in data:
         path = Path(data)
-    return open_split(path, split, index_dir, allow_empty=allow_empty), path
+        return open_split(path, split, index_dir, allow_empty=allow_empty), path, None
+    where = data_dir or DATA_DIR
+    request = StreamRequest(data, where, stream, index or "", federation, token, index_dir)
+    fetch = partial(fetch_dataset, data_dir=where, federation=federation, token=token)
+    if stream == "never":
+        path = fetch(data)
+    else:
+        with meet(where) as meeting:
+            found = open_loop_stream(request, meeting, fetch)
+            if found is not None:
+                return found.use(split), found.path, found
+            path = fetch(data)
+    return open_split(path, split, index_dir, allow_empty=allow_empty), path, None
 
 
 def open_once_a_node(open_own: Callable[[], Dataset], is_first: bool, comm: Comm) -> Dataset:

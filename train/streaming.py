@@ -21,14 +21,14 @@ from dataset.errors import DataError, UserError
 from dataset.federation.lookup import Options
 from dataset.redaction import printable, redact
 from dataset.stream.arrivals import Arrivals, State
-from dataset.stream.keeper import Keeper
-from dataset.stream.node_folder import NodeFolder
-from dataset.stream.plan import PlannedObject, Refusal, StreamPlan, plan_stream
-from dataset.stream.spec import NEVER, Needs, StreamedObject, StreamSpec, write_needs
+from dataset.stream.node import NodeStream
+from dataset.stream.plan import Refusal, StreamPlan, plan_stream
+from dataset.stream.spec import NEVER, Needs, StreamSpec
 from train.config import TrainConfig
 from train.data.needs import count_ahead, count_first_steps, find_needs
 from train.data.network_meter import NetworkMeter
 from train.data.sample_order import SampleOrder
+from train.data.sources import Source
 from train.data.splits import Dataset, find_val_beside, join_splits, open_tar
 from train.data.stream_source import StreamSource
 from train.ranks.comm import Comm
@@ -44,18 +44,16 @@ class Stream:
 
     def __init__(self, cfg: TrainConfig, launch: Launch, comm: Comm) -> None:
         self._cfg, self._launch, self._comm = cfg, launch, comm
-        self._plan: StreamPlan | None = None
-        self._folder = Path()
-        self._node_folder: NodeFolder | None = None  # rank 0's
+        self._node: NodeStream | None = None
         self._sources: list[StreamSource] = []  # training, then validation if that streams too
         self._meters: list[NetworkMeter] = []  # of all ranks
-        self._keeper: Keeper | None = None  # rank 0's
+        self._has_started = False  # on rank 0
         self._needs: Needs = np.zeros(0, np.int32)
         self._first_step = 0
 
     @property
     def is_on(self) -> bool:
-        return self._plan is not None
+        return self._node is not None
 
     # Before the first step: all ranks together
 
@@ -66,7 +64,7 @@ class Stream:
             return False
         found: StreamPlan | Refusal | None = None
         if num_nodes > 1:
-            found = Refusal(f"on {num_nodes} nodes, where each would fetch nearly all of it")
+            found = refuse_nodes(num_nodes)
         elif cfg.val_share:
             found = Refusal("--val-share validates on images of the training tar itself")
         elif self._launch.is_main:
@@ -77,8 +75,8 @@ class Stream:
         if isinstance(found, Refusal):
             self._refuse(found)
         elif isinstance(found, StreamPlan) and not found.train.is_here:
-            self._plan = found
-            self._make_folder()
+            node = NodeStream.create(found) if self._launch.is_main else None
+            self._node = self._comm.from_main(node)
         return self.is_on
 
     def _ask(self) -> StreamPlan | Refusal:
@@ -97,56 +95,26 @@ class Stream:
         return self._cfg.data_dir or Path("data")
 
     def _refuse(self, refusal: Refusal) -> None:
-        fix = f"; to stream it, run: {refusal.command}" if refusal.command else ""
         if self._cfg.stream == "always":
-            raise UserError(f"--stream always: it cannot be streamed, {refusal.reason}{fix}")
-        log.info("not streamed but fetched whole first: %s%s", refusal.reason, fix)
-
-    def _make_folder(self) -> None:
-        """The folder of the node, with maps in which nothing is here."""
-        if self._launch.is_main:
-            self._node_folder = NodeFolder()
-            self._folder = self._node_folder.path
-            for name, planned in self._objects.items():
-                Arrivals.create(self._folder / f"{name}.map", planned.size)
-        self._folder = self._comm.from_main(self._folder)
-
-    @property
-    def _objects(self) -> dict[str, PlannedObject]:
-        """What is streamed: the tar of training, and that of validation if it has an index."""
-        assert self._plan is not None
-        val = self._plan.val
-        is_streamed = val is not None and not val.is_here and val.index is not None
-        return {"train": self._plan.train} | ({"val": val} if val and is_streamed else {})
+            raise UserError(f"--stream always: it cannot be streamed, {refusal}")
+        log.info("not streamed but fetched whole first: %s", refusal)
 
     @property
     def whole_val(self) -> str:
         """The URL of validation if it has to be fetched whole first, as it has no index."""
-        val = self._plan.val if self._plan is not None else None
-        return val.url if val is not None and not val.is_here and val.index is None else ""
+        return self._node.whole_val if self._node is not None else ""
 
     def open_dataset(self) -> Dataset:
         """The data set, by its indexes; the images of a streamed tar come later."""
-        assert self._plan is not None
-        sources: list[Any] = [self._open_source(*one) for one in self._objects.items()]
-        val = self._plan.val
-        beside = val.path if val is not None else find_val_beside(self._plan.train.path)
-        if beside is not None and "val" not in self._objects:
-            sources.append(open_tar(beside, self._cfg.index_dir))
-        return join_splits("tar", self._plan.train.path, *sources)
-
-    def _open_source(self, name: str, planned: PlannedObject) -> StreamSource:
-        assert planned.index is not None
-        index = load_by_size(planned.index, planned.path, planned.size)
-        if index is None:
-            raise DataError(f"{planned.index} is not the index of {planned.url}; remove it")
-        meter = NetworkMeter(self._folder / "meter-0")
-        return StreamSource(index, Arrivals(self._folder / f"{name}.map"), meter)
+        assert self._node is not None
+        meter = NetworkMeter(self._node.folder / "meter-0")
+        return open_streamed(self._node, meter, self._cfg.index_dir)
 
     def join(self, dataset: Dataset) -> None:
         """Takes the data set as another rank may have opened it; counts on this rank's meter."""
+        assert self._node is not None
         rank, world_size = self._launch.local_rank, self._comm.world_size
-        self._meters = [NetworkMeter(self._folder / f"meter-{n}") for n in range(world_size)]
+        self._meters = [NetworkMeter(self._node.folder / f"meter-{n}") for n in range(world_size)]
         # Sooner than the other ranks would take this one for hanging.
         max_wait_s = 0.8 * 60 * self._cfg.timeout_minutes if world_size > 1 else math.inf
         splits = (dataset.train, dataset.val)
@@ -156,50 +124,27 @@ class Stream:
 
     def start(self, order: SampleOrder, state: Mapping[str, Any] | None) -> None:
         """Rank 0 writes down what the run needs when, and starts the fetcher."""
-        cfg, train = self._cfg, self._sources[0]
+        assert self._node is not None
+        cfg, train, node = self._cfg, self._sources[0], self._node
         self._first_step = step = state["step"] if state is not None else 0
         per_epoch = len(train) // cfg.batch_size
         if not self._launch.is_main or not per_epoch:  # a batch of more than all is refused soon
             return
         total = min(cfg.epochs * per_epoch, cfg.max_steps or cfg.epochs * per_epoch)
         self._needs = find_needs(train, order, cfg.seed, cfg.batch_size, step, total - 1)
-        write_needs(self._folder / "needs", self._needs)
         spec = StreamSpec(
             str(self._data_dir),
-            self._describe_object("train", needs="needs"),
-            self._describe_object("val") if "val" in self._objects else None,
+            node.describe("train", self._needs),
+            node.describe("val") if "val" in node.objects else None,
             val_first=state is not None and not state["is_evaluated"],
             first_steps=count_first_steps(order, len(train), cfg.batch_size, step),
             federation=cfg.federation,
             token=str(cfg.token) if cfg.token else None,
             give_up_s=cfg.give_up_s,
         )
-        spec.write(self._folder / "spec.json")
-        self._keeper = Keeper(self._folder / "spec.json", [s.arrivals for s in self._sources])
-        self._keeper.start()
-        self._tell_start(order)
-
-    def _describe_object(self, name: str, needs: str = "") -> StreamedObject:
-        planned = self._objects[name]
-        return StreamedObject(
-            planned.url,
-            str(planned.path),
-            str(self._folder / f"{name}.map"),
-            str(planned.index),
-            str(self._folder / needs) if needs else "",
-        )
-
-    def _tell_start(self, order: SampleOrder) -> None:
-        total_gb = sum(planned.size for planned in self._objects.values()) / 1e9
-        free_gb = shutil.disk_usage(self._data_dir).free / 1e9
-        log.info(
-            "streams %s to %s: %.2f GB, %.2f GB free; order: %s",
-            printable(redact(self._cfg.data)),
-            self._data_dir,
-            total_gb,
-            free_gb,
-            order.describe(),
-        )
+        node.start(spec, [source.arrivals for source in self._sources])
+        self._has_started = True
+        tell_start(cfg.data, self._data_dir, node, order)
 
     # While it trains
 
@@ -210,7 +155,7 @@ class Stream:
 
     def describe_ahead(self, step: int) -> str:
         """For the progress line: for how many steps all is here."""
-        if self._keeper is None or self._sources[0].arrivals.state is State.WHOLE:
+        if not self._has_started or self._sources[0].arrivals.state is State.WHOLE:
             return ""
         ahead = count_ahead(self._needs, self._sources[0].arrivals)
         if ahead == NEVER:
@@ -229,7 +174,7 @@ class Stream:
 
     def describe(self) -> dict[str, Any]:
         """For the record of this attempt; of a run that does not stream, nothing."""
-        if self._plan is None or self._keeper is None:
+        if self._node is None or not self._has_started:
             return {}
         tallies = [source.arrivals.tally for source in self._sources]
         causes = {cause for tally in tallies for cause in tally.twice or {}}
@@ -244,8 +189,8 @@ class Stream:
             "hits": sum(meter.hits for meter in self._meters),
             "misses": sum(meter.misses for meter in self._meters),
             "network_wait_s": sum(waited) / len(waited),
-            "fetcher_restarts": self._keeper.num_restarts,
-            "index": "proven" if self._plan.train.is_proven else "unproven",
+            "fetcher_restarts": self._node.num_restarts,
+            "index": "proven" if self._node.plan.train.is_proven else "unproven",
             "is_whole": all(source.arrivals.state is State.WHOLE for source in self._sources),
         }
         return {"stream": stream}
@@ -266,7 +211,42 @@ class Stream:
 
     def close(self) -> None:
         """Ends the fetcher and removes the folder of the node; what has arrived stays."""
-        if self._keeper is not None:
-            self._keeper.stop()
-        if self._node_folder is not None:
-            self._node_folder.close()
+        if self._node is not None and self._launch.is_main:
+            self._node.stop()
+            self._node.remove()
+
+
+def refuse_nodes(num_nodes: int) -> Refusal:
+    """Why a job of several nodes does not stream."""
+    return Refusal(f"on {num_nodes} nodes, where each would fetch nearly all of it")
+
+
+def open_streamed(node: NodeStream, meter: NetworkMeter, index_dir: Path | None) -> Dataset:
+    """The data set of a stream; validation that is not streamed is opened in its place."""
+    sources: list[Source] = [_open_source(node, name, meter) for name in node.objects]
+    val = node.plan.val
+    beside = val.path if val is not None else find_val_beside(node.plan.train.path)
+    if beside is not None and "val" not in node.objects:
+        sources.append(open_tar(beside, index_dir))
+    return join_splits("tar", node.plan.train.path, *sources)
+
+
+def _open_source(node: NodeStream, name: str, meter: NetworkMeter) -> StreamSource:
+    planned = node.objects[name]
+    assert planned.index is not None
+    index = load_by_size(planned.index, planned.path, planned.size)
+    if index is None:
+        raise DataError(f"{planned.index} is not the index of {planned.url}; remove it")
+    return StreamSource(index, Arrivals(node.map_path(name)), meter)
+
+
+def tell_start(url: str, data_dir: Path, node: NodeStream, order: SampleOrder) -> None:
+    """Says what is streamed, and whether the disk will hold it."""
+    log.info(
+        "streams %s to %s: %.2f GB, %.2f GB free; order: %s",
+        printable(redact(url)),
+        data_dir,
+        node.num_bytes / 1e9,
+        shutil.disk_usage(data_dir).free / 1e9,
+        order.describe(),
+    )

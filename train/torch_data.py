@@ -6,13 +6,14 @@
     batches("data", batch_size=256)        # uint8 batches, with state_dict and load_state_dict
 
 `data` is what `python -m train` takes: a folder with train/ and val/, or with the ILSVRC tars, or
-the URL of one. One tar, and a folder of class folders, will do as well. docs/pytorch.md has more.
+the URL of one. One tar, and a folder of class folders, will do as well. The tar of a URL is read
+while it arrives if there is an index with checksums beside it. docs/pytorch.md has more.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -33,8 +34,11 @@ from train.data.image_dataset import (
 from train.data.resumable import ResumableBatches
 from train.data.sample_order import STREAMED, UNIFORM, SampleOrder, order_along
 from train.data.sampler import BatchPlan, check_batch
+from train.data.sources import Source
 from train.data.splits import fingerprint_of
+from train.data.stream_source import StreamSource
 from train.data.tar_layout import find_layout
+from train.loop_stream import StreamArrival
 from train.open_data import open_source
 from train.ranks.cpus import cpus_of_rank
 from train.ranks.launch import detect_launch
@@ -58,6 +62,8 @@ def open_images(
     data_dir: Place | None = None,
     federation: str | None = None,
     token: Place | None = None,
+    stream: Literal["auto", "never", "always"] = "auto",
+    index: Place | None = None,
 ) -> ImageDataset:
     """A map-style Dataset over a folder, a tar in place or a URL: ImageFolder's drop-in.
 
@@ -67,20 +73,25 @@ def open_images(
 
     split: of a data set; one tar, or a folder of class folders, is a split by itself.
     index_dir: where the index of a tar goes if its folder cannot be written.
-    data_dir, federation, token: of a URL, as the flags of `python -m train`.
+    data_dir, federation, token, stream, index: of a URL, as the flags of `python -m train`. In a
+    stream an image that somebody waits for comes next.
     """
-    if split not in ("train", "val"):
-        raise UserError(f"split {split!r} is neither 'train' nor 'val'")
-    images, root = open_source(
-        os.fspath(source),
+    opened = _open(
+        source,
         split,
-        index_dir=_path(index_dir),
-        data_dir=_path(data_dir),
-        federation=federation,
-        token=_path(token),
         allow_empty=allow_empty,
+        index_dir=index_dir,
+        data_dir=data_dir,
+        federation=federation,
+        token=token,
+        stream=stream,
+        index=index,
     )
-    return ImageDataset(images, root, split, transform, target_transform, decode)
+    opened.transform, opened.target_transform = transform, target_transform
+    opened.decode = decode
+    if opened.stream is not None:
+        opened.stream.serve()
+    return opened
 
 
 def batches(
@@ -90,13 +101,19 @@ def batches(
     *,
     image_size: int = 224,
     seed: int = 0,
-    order: Literal["uniform", "streamed"] = "uniform",
+    order: Literal["auto", "uniform", "streamed"] = "auto",
     decoder: Literal["auto", "kernel", "pil"] = "auto",
     num_workers: int | None = None,
     pin_memory: bool = False,
     skip_bad_images: int = 0,
     rank: int | None = None,
     world_size: int | None = None,
+    index_dir: Place | None = None,
+    data_dir: Place | None = None,
+    federation: str | None = None,
+    token: Place | None = None,
+    stream: Literal["auto", "never", "always"] = "auto",
+    index: Place | None = None,
 ) -> ResumableBatches:
     """An iterator of (uint8 images, labels), made by the trainer's threads in its own order.
 
@@ -106,30 +123,36 @@ def batches(
     source: as open_images takes it, or what open_images returned; only its place and split count.
     batch_size: of all ranks together, as -b of the trainer; this rank gets its share.
     seed, order, decoder, image_size, skip_bad_images: as the flags of `python -m train`. An image
-    of "val" that is skipped has the label -1.
+    of "val" that is skipped has the label -1. order="auto": that of the state which is loaded, else
+    streamed for a URL that is streamed, uniform for local data.
     num_workers: cores that decode; default: those of this rank. 0: in the calling thread.
     rank, world_size: default: those of torch.distributed, if it is initialised.
+    index_dir, data_dir, federation, token, stream, index: as of open_images, if that did not open
+    the source.
     """
-    opened = source if isinstance(source, ImageDataset) else open_images(source, split or "train")
-    is_train = (split or opened.split) == "train"
     _check(batch_size=batch_size, image_size=image_size)
+    if order not in ("auto", UNIFORM, STREAMED):
+        raise UserError(f"order {order!r} is none of 'auto', {UNIFORM!r} and {STREAMED!r}")
     rank, world_size = _find_ranks(rank, world_size)
-    plan = _make_plan(is_train, len(opened), batch_size, rank, world_size)
-    in_order = _choose_order(order, opened, batch_size)
-    chosen = choose_decoder(decoder)
-    make_images = partial(
-        Images,
-        opened.source,
-        None if is_train else opened.source,
-        plan,
-        image_size,
-        seed,
-        chosen,
-        tolerate_bad=skip_bad_images > 0,
-        pin_memory=pin_memory,
-        order=in_order,
+    is_own = not isinstance(source, ImageDataset)
+    opened = (
+        source
+        if isinstance(source, ImageDataset)
+        else _open(
+            source,
+            split or "train",
+            index_dir=index_dir,
+            data_dir=data_dir,
+            federation=federation,
+            token=token,
+            stream=stream,
+            index=index,
+        )
     )
-    identity = in_order.identity | {
+    is_train = (split or opened.split) == "train"
+    plan = _make_plan(is_train, len(opened), batch_size, rank, world_size)
+    chosen = choose_decoder(decoder)
+    identity = {
         "data": fingerprint_of(opened.source),
         "is_train": is_train,
         "batch_size": batch_size,
@@ -139,8 +162,54 @@ def batches(
     }
     if not is_train:  # rank r of n has the images r, r + n, r + 2 n ...
         identity |= {"world_size": world_size}
-    workers = _count_cores(world_size) if num_workers is None else num_workers
-    return ResumableBatches(make_images, identity, workers, skip_bad_images)
+    make_images = partial(
+        _make_images,
+        opened.source,
+        is_train=is_train,
+        plan=plan,
+        image_size=image_size,
+        seed=seed,
+        decoder=chosen,
+        tolerate_bad=skip_bad_images > 0,
+        pin_memory=pin_memory,
+    )
+    return ResumableBatches(
+        make_images,
+        partial(_choose_order, order, opened, is_train, batch_size),
+        identity,
+        _count_cores(world_size) if num_workers is None else num_workers,
+        skip_bad_images,
+        StreamArrival(opened, is_own, is_train, seed, batch_size),
+    )
+
+
+def _open(
+    source: Place,
+    split: Split,
+    *,
+    allow_empty: bool = False,
+    index_dir: Place | None,
+    data_dir: Place | None,
+    federation: str | None,
+    token: Place | None,
+    stream: str,
+    index: Place | None,
+) -> ImageDataset:
+    """The images of a source; a stream of them does not begin yet."""
+    if split not in ("train", "val"):
+        raise UserError(f"split {split!r} is neither 'train' nor 'val'")
+    images, root, found = open_source(
+        os.fspath(source),
+        split,
+        index_dir=_path(index_dir),
+        data_dir=_path(data_dir),
+        federation=federation,
+        token=_path(token),
+        allow_empty=allow_empty,
+        stream=stream,
+        index=os.fspath(index) if index is not None else None,
+    )
+    return ImageDataset(images, root, split, stream=found)
 
 
 def _path(place: Place | None) -> Path | None:
@@ -175,13 +244,22 @@ def _make_plan(
     return BatchPlan(num_samples, of_rank * world_size, of_rank, rank, world_size)
 
 
-def _choose_order(name: str, images: ImageDataset, batch_size: int) -> SampleOrder:
-    if name not in (UNIFORM, STREAMED):
-        raise UserError(f"order {name!r} is neither {UNIFORM!r} nor {STREAMED!r}")
-    if name == UNIFORM:
+def _choose_order(
+    name: str, images: ImageDataset, is_train: bool, batch_size: int, before: Mapping[str, Any]
+) -> SampleOrder:
+    """As named; "auto": as before, else by where the data is; with the window from before."""
+    if name == "auto":
+        is_streamed = is_train and isinstance(images.source, StreamSource)
+        name = before.get("order", STREAMED if is_streamed else UNIFORM)
+    if name != STREAMED:
         return SampleOrder()
     layout, units = find_layout(images.source, images.root, None)
-    return order_along(layout, units, batch_size, None)
+    window = before.get("window") if before.get("units") == units else None
+    return order_along(layout, units, batch_size, window if type(window) is int else None)
+
+
+def _make_images(source: Source, order: SampleOrder, *, is_train: bool, **settings: Any) -> Images:
+    return Images(source, None if is_train else source, order=order, **settings)
 
 
 def _count_cores(world_size: int) -> int:

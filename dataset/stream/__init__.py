@@ -11,6 +11,9 @@ spec           what the trainer tells the fetcher
 find_index     the index that a stream goes by
 plan           what a stream of a URL takes
 need_map       the chunks of an object in the order of need
+asked_map      the chunks of an object, what readers wait for first
 fetcher        the process of a node that fills its files
 keeper         starts the fetcher, and starts it again
+node           the stream of a node: its folder, its fetcher
+meeting        where the processes of a node find each other's stream
 """

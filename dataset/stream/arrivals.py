@@ -2,7 +2,8 @@
 
 It lies in a temporary folder of the node. Its words are aligned and written by one process each, so
 nobody needs a lock: a reader sees the old value or the new one. A chunk is marked when its bytes
-are in the partial file, journalled and verified; whoever reads looks before and after.
+are in the partial file, journalled and verified; whoever reads looks before and after. Readers mark
+in turn what they wait for (all of them write the same value).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataset.transfer.waste import Waste
 
 MAX_RANKS = 256  # of one node
 TEXT_BYTES = 4096
-_MAGIC = 0x5452_4149_4E01  # the last byte is the version
+_MAGIC = 0x5452_4149_4E02  # the last byte is the version
 _CAUSES = tuple(Waste.__dataclass_fields__)
 _HEAD = ("magic", "size", "beat_ns", "pid", "state", "code", "fetched", "resumed", *_CAUSES)
 _WORD = {name: number for number, name in enumerate(_HEAD)}
@@ -64,7 +65,7 @@ class Arrivals:
         head[_WORD["magic"]], head[_WORD["size"]] = _MAGIC, size
         with open(path, "xb") as file:
             file.write(head.tobytes())
-            file.write(bytes(num_chunks(size)))
+            file.write(bytes(2 * num_chunks(size)))
         return cls(path)
 
     def _open(self) -> None:
@@ -76,9 +77,11 @@ class Arrivals:
         self._head = np.frombuffer(self._memory, np.int64, len(_HEAD))
         rows = np.frombuffer(self._memory, np.int64, MAX_RANKS * 2, _CURSORS)
         self.cursors = rows.reshape(MAX_RANKS, 2)  # of each local rank: its step, readers waiting
-        self.here = np.frombuffer(self._memory, np.uint8, offset=_CHUNKS)  # 1: the chunk is here
-        if self._head[0] != _MAGIC or len(self.here) != num_chunks(self.size):
+        chunks = np.frombuffer(self._memory, np.uint8, offset=_CHUNKS)
+        if self._head[0] != _MAGIC or len(chunks) != 2 * num_chunks(self.size):
             raise DataError(f"{self.path} is not a map of arrivals; start the run again")
+        # 1: the chunk is here; 1: a reader waits for it, or did
+        self.here, self.asked = chunks[: len(chunks) // 2], chunks[len(chunks) // 2 :]
 
     def __getstate__(self) -> Path:
         return self.path
@@ -166,6 +169,10 @@ class Arrivals:
         self._head[_WORD["state"]] = State.FAILED
 
     # What a rank writes
+
+    def ask(self, begin: int, end: int) -> None:
+        """Some reader needs the bytes [begin, end) next."""
+        self.asked[begin // CHUNK : (end - 1) // CHUNK + 1] = 1
 
     def note_step(self, local_rank: int, step: int) -> None:
         """This rank has come to a step."""

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from dataset.fetch.request import Request
 from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from dataset.redaction import printable, redact
 from dataset.stream.arrivals import Arrivals, State, Tally
+from dataset.stream.asked_map import AskedMap
 from dataset.stream.need_map import NeedMap
 from dataset.stream.spec import NEVER, Needs, StreamedObject, StreamSpec, read_needs, read_spec
 from dataset.transfer.blocks import BlockMap
@@ -129,8 +130,8 @@ class _Stream:
             self._val.start()
 
     def _has_first_steps(self, blocks: BlockMap) -> bool:
-        if not isinstance(blocks, NeedMap):
-            return False  # from front to back: val waits for its turn
+        if not isinstance(blocks, NeedMap):  # from front to back, val waits for its turn
+            return isinstance(blocks, AskedMap)
         return blocks.first_need >= min(NEVER, blocks.least_need + self._spec.first_steps)
 
     def _fetch_val_beside(self) -> None:
@@ -160,7 +161,8 @@ class _Stream:
             self._fetch_in_order(thing, arrivals, connections, on_tick, needs)
         except NoRanges as label:
             log.info("%s sends no parts of the object: all comes from front to back", label)
-            self._fetch_in_order(thing, arrivals, connections, on_tick, None)
+            plain = replace(thing, needs="", is_asked=False)
+            self._fetch_in_order(plain, arrivals, connections, on_tick, None)
         arrivals.mark_all()
 
     def _fetch_in_order(
@@ -181,7 +183,7 @@ class _Stream:
             Path(thing.path),
             self._ledger,
             index=index,
-            make_map=partial(_make_map, arrivals, needs, index is not None),
+            make_map=partial(_make_map, thing, arrivals, needs),
             has_readers=True,
             asks_digest=True,
         )
@@ -190,9 +192,9 @@ class _Stream:
 
 
 def _make_map(
+    thing: StreamedObject,
     arrivals: Arrivals,
     needs: Needs | None,
-    is_checked: bool,
     size: int,
     arrived: Iterable[int],
     claimed: Iterable[int],
@@ -204,7 +206,9 @@ def _make_map(
     for chunk in arrivals.here.copy().nonzero()[0].tolist():
         if chunk not in known:
             arrivals.unmark(chunk, chunk + 1)
-    marks = arrivals if is_checked else None
+    if thing.is_asked and needs is None and thing.index:
+        return AskedMap(size, arrived, claimed, arrivals)
+    marks = arrivals if thing.index else None
     if needs is None:
         return BlockMap(size, arrived, claimed, marks)
     return NeedMap(size, arrived, claimed, needs, marks)

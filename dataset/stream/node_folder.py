@@ -15,7 +15,7 @@ from pathlib import Path
 from dataset.durable import try_lock
 
 PREFIX = "trainyard-stream-"
-OWNER = "owner"  # a file that the run holds locked
+HELD = "held"  # a file that the run keeps locked
 NEW_S = 3600.0  # a younger folder may not be locked yet
 
 
@@ -26,7 +26,7 @@ class NodeFolder:
         place = Path(os.environ.get("_CONDOR_SCRATCH_DIR") or tempfile.gettempdir())
         _sweep(place)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        self._fd = _open_owner(self.path)
+        self._fd = _open_held(self.path)
         try_lock(self._fd)
 
     def close(self) -> None:
@@ -35,8 +35,8 @@ class NodeFolder:
         os.close(self._fd)
 
 
-def _open_owner(folder: Path) -> int:
-    return os.open(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _open_held(folder: Path) -> int:
+    return os.open(folder / HELD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _sweep(place: Path) -> None:
@@ -49,7 +49,7 @@ def _sweep(place: Path) -> None:
 
 
 def _remove_unheld(folder: Path) -> None:
-    fd = _open_owner(folder)
+    fd = _open_held(folder)
     try:
         if try_lock(fd):  # False where there are no locks: then nobody can tell
             shutil.rmtree(folder, ignore_errors=True)

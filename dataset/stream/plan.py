@@ -70,6 +70,9 @@ class Refusal:
     reason: str
     command: str = ""
 
+    def __str__(self) -> str:
+        return self.reason + (f"; to stream it, run: {self.command}" if self.command else "")
+
 
 def plan_stream(
     url: str,

@@ -31,6 +31,7 @@ class StreamedObject:
     arrivals: str  # its map
     index: str = ""  # with the sums of its 1 MiB blocks
     needs: str = ""  # a file of one number a chunk; empty: from front to back
+    is_asked: bool = False  # without needs: what readers wait for comes first
 
 
 @dataclass(frozen=True)

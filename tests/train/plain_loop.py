@@ -18,12 +18,12 @@ from train.torch_data import batches
 EPOCHS, BATCH, SIZE = 2, 8, 32
 
 
-def train(data: Path, folder: Path, kill_at: int, when: str) -> None:
+def train(data: Path | str, folder: Path, kill_at: int, when: str) -> None:
     """Trains to the end; kills itself at a step, before or after it was saved."""
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
     torch.manual_seed(0)
-    loader = batches(data, BATCH, image_size=SIZE, num_workers=2)
+    loader = batches(data, BATCH, image_size=SIZE, num_workers=2, data_dir=folder / "data")
     model: nn.Module = TinyNet(num_classes=40)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     seen: list[int] = []
@@ -45,6 +45,7 @@ def train(data: Path, folder: Path, kill_at: int, when: str) -> None:
                 state = {"model": model.state_dict(), "data": loader.state_dict(), "seen": seen}
                 save(state, folder / "last.pt")
             die_if(when == "after" and len(seen) == kill_at * BATCH)
+    loader.close()
 
 
 def gather(labels: torch.Tensor) -> list[int]:

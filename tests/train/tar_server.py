@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import ClassVar
 
+from dataset.transfer.journal import CHUNK
 from tests.dataset.small_server import Handler, running
+from tests.dataset.tars import TRAIN
 
 Misbehave = Callable[[Handler], bool]
 
@@ -33,6 +36,23 @@ def answer(handler: Handler, status: int) -> bool:
     handler.send_header("Content-Length", "0")
     handler.end_headers()
     return True
+
+
+def first_byte(handler: Handler) -> int:
+    """Where the range of a request begins."""
+    return int(handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
+
+
+def hold_back(chunk: int, is_open: Event, end: int | None = None) -> Misbehave:
+    """The training tar's bytes from one MiB on, to another, come only when the gate is open."""
+
+    def misbehave(handler: Handler) -> bool:
+        place = first_byte(handler) // CHUNK
+        if handler.path == f"/{TRAIN}" and chunk <= place < (end or place + 1):
+            is_open.wait()
+        return False
+
+    return misbehave
 
 
 @contextmanager

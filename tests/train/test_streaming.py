@@ -35,7 +35,7 @@ from tests.train.outcomes import (
     stopped_at,
     strip_times,
 )
-from tests.train.tar_server import Misbehave, answer, serving_folder
+from tests.train.tar_server import Misbehave, answer, first_byte, hold_back, serving_folder
 from train.data.sampler import epoch_order
 from train.records.record import read_epochs, read_run
 
@@ -188,21 +188,6 @@ def find_map(folder: Path) -> Arrivals | None:
         if arrivals.pid:
             return arrivals
     return None
-
-
-def hold_back(chunk: int, is_open: Event) -> Misbehave:
-    """Bytes of the training tar from some MiB on come only when the gate is open."""
-
-    def misbehave(handler: Handler) -> bool:
-        if handler.path == f"/{TRAIN}" and first_byte(handler) >= chunk * CHUNK:
-            is_open.wait()
-        return False
-
-    return misbehave
-
-
-def first_byte(handler: Handler) -> int:
-    return int(handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
 
 
 def test_a_killed_fetcher_is_started_again(local: Path, served: Path, tmp_path: Path) -> None:

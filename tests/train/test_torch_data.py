@@ -59,7 +59,8 @@ def test_a_url_with_an_index_beside_it_needs_none_to_be_made(
 
 
 def test_a_url_of_nothing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataset.fetch.urls.Options", lambda: FAST)
+    for module in ("dataset.fetch.urls", "dataset.stream.plan"):
+        monkeypatch.setattr(f"{module}.Options", lambda: FAST)
     with serving_tree({"/ns/other.txt": b"x"}) as (root, _):
         for name, words in ((TRAIN_TAR, "404"), ("", "has neither train/ and val/ nor")):
             with pytest.raises(UserError, match=words) as raised:

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from train.data.decode import UNIFORMS_PER_SAMPLE, choose_decoder, open_image
 from train.data.sources import Source
+from train.data.stream_source import StreamSource
 
 Split = Literal["train", "val"]
 Decode = Callable[[bytes, str], Any]  # from the bytes of an image, and where they are for a message
@@ -90,7 +91,8 @@ class Samples(Sequence[tuple[str, int]]):
 class ImageDataset(Dataset[tuple[Any, Any]]):
     """Labelled images of a source: a drop-in for torchvision's ImageFolder.
 
-    It can be pickled, and read in forked and in spawned workers.
+    It can be pickled, and read in forked and in spawned workers. Of a URL that is streamed, close()
+    or the end of a `with` ends the fetcher, unless another data set of this process reads it.
     """
 
     def __init__(
@@ -101,9 +103,26 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         decode: Decode = whole_image,
+        stream: Any = None,  # of the process that opened it: it lives as long as this
     ) -> None:
         self.source, self.root, self.split, self.decode = source, root, split, decode
         self.transform, self.target_transform = transform, target_transform
+        self.stream = stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"stream": None}
+
+    def close(self) -> None:
+        """Reads no more; what has arrived stays on the disk. May be called again."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.leave()
+
+    def __enter__(self) -> ImageDataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __len__(self) -> int:
         return len(self.source)
@@ -117,6 +136,12 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         if self.target_transform is not None:
             label = self.target_transform(label)
         return image, label
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[tuple[Any, Any]]:
+        """A whole batch, as a DataLoader asks for it: what is still to arrive comes together."""
+        if isinstance(self.source, StreamSource):
+            self.source.announce(range(len(self))[operator.index(index)] for index in indices)
+        return [self[index] for index in indices]
 
     @property
     def classes(self) -> list[str]:

@@ -13,12 +13,26 @@ from dataset.errors import UserError
 from train.data.batches import Batch, Images, Item, check_skipped
 from train.data.loader import explain_dead_worker, is_dead_worker, load_batches
 from train.data.patience import PatientBatches
+from train.data.sample_order import SampleOrder
 from train.ranks.interrupt import Vote
 
 log = logging.getLogger("trainyard")
 
 VERSION = 1  # of a state; another one is refused
 CPU = torch.device("cpu")
+
+
+class Arrival:
+    """How the images of a loop come; those of local data are here."""
+
+    def follow(self, order: SampleOrder, step: int) -> None:
+        """A loop begins at this step, counted from the first epoch."""
+
+    def look(self) -> None:
+        """An epoch has ended; raises if what has come is not what it should be."""
+
+    def close(self) -> None:
+        """There will be no more loops."""
 
 
 class ResumableBatches:
@@ -30,17 +44,36 @@ class ResumableBatches:
 
     def __init__(
         self,
-        make_images: Callable[[], Images],
+        make_images: Callable[[SampleOrder], Images],
+        choose_order: Callable[[Mapping[str, Any]], SampleOrder],
         identity: Mapping[str, Any],
         num_workers: int,
         skip_bad_images: int = 0,
+        arrival: Arrival | None = None,
     ) -> None:
-        self._make_images, self._identity = make_images, dict(identity)
+        """choose_order: by the identity in a state; by an empty one for a fresh start."""
+        self._make_images, self._choose_order = make_images, choose_order
+        self._order, self._own_identity = choose_order({}), dict(identity)
         self._num_workers, self._skip_bad_images = num_workers, skip_bad_images
-        self._items = list_items(make_images())
+        self._arrival, self._is_followed = arrival or Arrival(), False
+        self._items = list_items(make_images(self._order))
         self._epoch = self._step = 0
         self._goes_on = False  # the next loop begins at this step, not with a new epoch
         self._loop = object()  # the one that may take batches
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return self._order.identity | self._own_identity
+
+    def close(self) -> None:
+        """Ends the fetcher of a URL that is streamed; what has arrived stays on the disk."""
+        self._arrival.close()
+
+    def __enter__(self) -> ResumableBatches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __len__(self) -> int:
         """The batches of a whole epoch."""
@@ -54,6 +87,7 @@ class ResumableBatches:
     def set_epoch(self, epoch: int) -> None:
         """Makes the next loop an epoch of this number, or the rest of it if a state says so."""
         if not (self._goes_on and epoch == self._epoch):
+            self._is_followed &= (epoch, 0) == (self._epoch, self._step)
             self._epoch, self._step, self._goes_on = epoch, 0, False
 
     @property
@@ -70,7 +104,7 @@ class ResumableBatches:
             "version": VERSION,
             "epoch": self._epoch,
             "step": self._step,
-            "identity": dict(self._identity),
+            "identity": self._identity,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -84,14 +118,16 @@ class ResumableBatches:
         identity, epoch, step = (state.get(name) for name in ("identity", "epoch", "step"))
         if not isinstance(identity, Mapping) or type(epoch) is not int or type(step) is not int:
             raise UserError(f"the state is not one of batches(): {sorted(state)}")
-        self._refuse_changes(identity)
+        order = self._choose_order(identity)
+        self._refuse_changes(identity, order.identity | self._own_identity)
         if not (epoch >= 0 and 0 <= step < len(self)):
             raise UserError(f"the state stands at step {step} of {len(self)} in epoch {epoch}")
         self._epoch, self._step, self._goes_on = epoch, step, True
+        self._order, self._is_followed = order, False
 
-    def _refuse_changes(self, before: Mapping[str, Any]) -> None:
-        names = sorted(before.keys() | self._identity.keys())
-        pairs = [(name, before.get(name), self._identity.get(name)) for name in names]
+    def _refuse_changes(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        names = sorted(before.keys() | now.keys())
+        pairs = [(name, before.get(name), now.get(name)) for name in names]
         told = ", ".join(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new)
         if told:
             raise UserError(
@@ -103,6 +139,9 @@ class ResumableBatches:
             self._epoch, self._step = self._epoch + 1, 0
         self._goes_on = False
         loop = self._loop = object()
+        if not self._is_followed:
+            self._arrival.follow(self._order, self._epoch * len(self) + self._step)
+            self._is_followed = True
         num_skipped = 0
         for batch in self._load():
             if self._loop is not loop:
@@ -114,11 +153,12 @@ class ResumableBatches:
             self._step += 1
             if self._step == len(self):
                 self._epoch, self._step = self._epoch + 1, 0
+                self._arrival.look()
             yield batch.images, batch.labels
 
     def _load(self) -> Iterator[Batch]:
         """The rest of the epoch, decoded ahead by threads or workers of this loop alone."""
-        images = self._make_images()
+        images = self._make_images(self._order)
         items = [item._replace(epoch=self._epoch) for item in self._items[self._step :]]
         batches = load_batches(images, items, self._num_workers)
         try:

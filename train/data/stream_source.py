@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable, Iterable
 
 from dataset.archive.index_file import TarIndex
+from dataset.archive.tar_header import BLOCK
 from dataset.errors import DataError, PassingError
 from dataset.own_names import part_path
 from dataset.stream.arrivals import Arrivals, State
@@ -21,6 +23,7 @@ from train.data.sources import FileIdentity, TarSource
 
 NETWORK = "The network has not brought it yet."
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.05
+LOOK_S = 1.0  # between two looks whether the fetcher is kept
 
 
 class Starved(PassingError):
@@ -37,14 +40,32 @@ class StreamSource(TarSource):
         self.count_on(meter, local_rank)
         super().__init__(index)
 
-    def count_on(self, meter: NetworkMeter, local_rank: int, max_wait_s: float = math.inf) -> None:
-        """Reads count on the meter of this rank, and wait no longer than that."""
+    def count_on(
+        self,
+        meter: NetworkMeter,
+        local_rank: int,
+        max_wait_s: float = math.inf,
+        is_kept: Callable[[], bool] | None = None,
+    ) -> None:
+        """Reads count on the meter of this rank, and wait no longer than that.
+
+        is_kept: whether the process that keeps the fetcher lives, where nobody else would tell.
+        """
         self._meter, self._local_rank, self._max_wait_s = meter, local_rank, max_wait_s
+        self._is_kept = is_kept
 
     def explain_wait(self, index: int) -> str:
         offset, size = int(self.index.offset[index]), int(self.index.size[index])
         is_here = self.arrivals.has(offset, offset + size)
         return super().explain_wait(index) if is_here else NETWORK
+
+    def announce(self, indices: Iterable[int]) -> None:
+        """Some images are read next: so all of them can come at once."""
+        for index in indices:
+            offset, size = int(self.index.offset[index]), int(self.index.size[index])
+            begin = max(0, offset - BLOCK)
+            if not self.arrivals.has(begin, offset + size):
+                self.arrivals.ask(begin, offset + size)
 
     @property
     def proofs(self) -> tuple[Int64s, Int64s]:
@@ -122,22 +143,39 @@ class StreamSource(TarSource):
         """Returns when some bytes are here; raises when no more will come."""
         if self.arrivals.has(begin, end):
             return
-        pause_s, begin_s = FIRST_PAUSE_S, time.monotonic()
+        self.arrivals.ask(begin, end)
+        pause_s, begin_s, num_looks = FIRST_PAUSE_S, time.monotonic(), 0
         with self._meter.waiting(self._tell_waiting):
             while not self.arrivals.has(begin, end):
-                failure = self.arrivals.failure
-                if isinstance(failure, PassingError):
-                    raise Starved(str(failure))
-                if failure is not None:
-                    raise failure
-                if time.monotonic() - begin_s > self._max_wait_s:
-                    raise Starved(
-                        f"the network has not brought the bytes {begin}-{end - 1} of "
-                        f"{self.index.tar.name} in {self._max_wait_s:.0f} s, and the other ranks "
-                        "wait no longer (--timeout-minutes); run the same command again"
-                    )
+                waited_s = time.monotonic() - begin_s
+                self._check_wait(begin, end, waited_s)
+                if waited_s > num_looks * LOOK_S:
+                    num_looks += 1
+                    self._check_kept()
                 time.sleep(pause_s)
                 pause_s = min(MAX_PAUSE_S, 1.5 * pause_s)
+
+    def _check_wait(self, begin: int, end: int, waited_s: float) -> None:
+        """Raises when the fetcher is given up, or when a rank would have to wait too long."""
+        failure = self.arrivals.failure
+        if isinstance(failure, PassingError):
+            raise Starved(str(failure))
+        if failure is not None:
+            raise failure
+        if waited_s > self._max_wait_s:
+            raise Starved(
+                f"the network has not brought the bytes {begin}-{end - 1} of "
+                f"{self.index.tar.name} in {self._max_wait_s:.0f} s, and the other ranks "
+                "wait no longer (--timeout-minutes); run the same command again"
+            )
+
+    def _check_kept(self) -> None:
+        """Raises when the process that keeps the fetcher has ended."""
+        if self._is_kept is not None and not self._is_kept():
+            raise Starved(
+                f"{self.index.tar.name} has not all arrived, and the process that fetched it has "
+                "ended or closed it; what has arrived is kept: open it again"
+            )
 
     def _tell_waiting(self, change: int) -> None:
         rank, arrivals = self._local_rank, self.arrivals

@@ -66,6 +66,24 @@ def test_chunks_come_in_the_order_of_need(tmp_path: Path) -> None:
     assert count_once(stage) == len(CONTENT)
 
 
+def test_what_readers_wait_for_comes_first_and_the_rest_from_front_to_back(tmp_path: Path) -> None:
+    """One is asked for before the start, another when the first request is on its way."""
+    stage = Stage(tmp_path)
+
+    def misbehave(handler: Handler) -> bool:
+        if is_for(handler, 20):
+            stage.maps[0].ask(15 * CHUNK, 16 * CHUNK)
+        return False
+
+    with serving_counted(misbehave=misbehave) as (url, seen, _):
+        train = replace(stage.add(url, None), is_asked=True)
+        stage.maps[0].ask(20 * CHUNK, 20 * CHUNK + 1)
+        stage.run(stage.tell(train, connections=1))
+    assert first_chunks(seen)[:3] == [20, 15, 0]
+    assert stage.path.read_bytes() == CONTENT
+    assert count_once(stage) == len(CONTENT)
+
+
 def test_a_chunk_is_marked_when_it_is_right_and_not_before(tmp_path: Path) -> None:
     stage, gate, needs = Stage(tmp_path), Gate(), np.arange(NUM_CHUNKS, dtype=np.int32) * 10
     wrong = bytearray(CONTENT)
@@ -204,7 +222,8 @@ def fail(stage: Stage, spec: StreamSpec) -> CommandError:
         stage.run(spec)
     for arrivals in stage.maps:
         told = arrivals.failure
-        assert type(told) is type(caught.value) and str(told) == str(caught.value)
+        assert told is not None and told.exit_code == caught.value.exit_code
+        assert str(told) == str(caught.value)
         assert "\n" not in str(told)
     return caught.value
 

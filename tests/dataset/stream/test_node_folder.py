@@ -19,7 +19,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def leave(folder: Path, age_s: float) -> Path:
     """The folder of a run that was killed some time ago."""
     folder.mkdir()
-    (folder / "owner").touch()
+    (folder / "held").touch()
     (folder / "train.map").touch()
     then = folder.stat().st_mtime - age_s
     os.utime(folder, (then, then))
@@ -42,5 +42,5 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(place: Path) -> None
     others = leave(place / "somebody-else", 2 * NEW_S)
     NodeFolder().close()
     assert not killed.exists()
-    assert young.exists() and others.exists() and (running.path / "owner").exists()
+    assert young.exists() and others.exists() and (running.path / "held").exists()
     running.close()

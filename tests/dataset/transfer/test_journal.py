@@ -105,7 +105,8 @@ def test_under_readers_the_chunks_of_another_boot_are_left_to_the_transfer_to_re
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come in the order of need; and a next start must doubt them again."""
-    path, forgotten = tmp_path / "x", []
+    path = tmp_path / "x"
+    forgotten: list[int] = []
     start(path, b"a" * SIZE, "another boot")
     monkeypatch.setattr("dataset.transfer.resume._forget_pages", forgotten.append)
     monkeypatch.setattr("dataset.transfer.resume._check_again", None)

@@ -141,8 +141,17 @@ def test_of_two_loops_at_once_the_older_is_ended(tars: Path) -> None:
         next(older)
 
 
-def test_a_state_of_another_version_or_of_other_batches_is_one_line(tars: Path) -> None:
+def test_the_order_is_that_of_the_state_unless_one_is_named(tars: Path, small_units: None) -> None:
+    streamed = open_batches(tars, order="streamed")
+    expected = take(streamed)
+    state = open_batches(tars, order="streamed").state_dict()
     loader = open_batches(tars)
+    loader.load_state_dict(state)
+    assert take(loader) == expected != take(open_batches(tars))
+
+
+def test_a_state_of_another_version_or_of_other_batches_is_one_line(tars: Path) -> None:
+    loader = open_batches(tars, order="uniform")
     state = loader.state_dict()
     cases: list[tuple[Any, str]] = [
         (state | {"version": 2}, "has version 2, this code reads version 1"),
@@ -218,7 +227,7 @@ def test_a_validation_goes_on_with_the_same_ranks_only(tars: Path) -> None:
         ({"image_size": 0}, "image_size=0 must be at least 1"),
         ({"rank": 1}, "give both rank and world_size"),
         ({"rank": 2, "world_size": 2}, "rank=2 is not one of 2 ranks"),
-        ({"order": "random"}, "order 'random' is neither"),
+        ({"order": "random"}, "order 'random' is none of"),
     ],
 )
 def test_a_mistake_is_one_line(tars: Path, settings: dict[str, Any], words: str) -> None:
