@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dataset.errors import UserError
+from dataset.errors import PassingError, UserError
 from train.data.batches import Batch, Images, Item, check_skipped
 from train.data.loader import explain_dead_worker, is_dead_worker, load_batches
 from train.data.patience import PatientBatches
@@ -160,13 +160,19 @@ class ResumableBatches:
         """The rest of the epoch, decoded ahead by threads or workers of this loop alone."""
         images = self._make_images(self._order)
         items = [item._replace(epoch=self._epoch) for item in self._items[self._step :]]
-        batches = load_batches(images, items, self._num_workers)
+        batches = PatientBatches(
+            load_batches(images, items, self._num_workers), images, lambda: Vote.GO_ON, CPU
+        )
+        dead: PassingError | None = None
         try:
-            yield from PatientBatches(batches, images, lambda: Vote.GO_ON, CPU)
+            yield from batches
         except RuntimeError as error:
             if not is_dead_worker(error):
                 raise
-            raise explain_dead_worker(error) from None
+            dead = explain_dead_worker(error)
+        del batches
+        if dead is not None:  # without torch's error: its frames would keep the loader registered
+            raise dead
 
 
 def list_items(images: Images) -> list[Item]:
