@@ -12,7 +12,7 @@ import os
 import time
 
 from dataset.archive.index_file import TarIndex
-from dataset.errors import DataError, PassingError
+from dataset.errors import DataError, PassingError, UserError
 from dataset.own_names import part_path
 from dataset.stream.arrivals import Arrivals, State
 from train.data.network_meter import NetworkMeter
@@ -25,6 +25,10 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.05
 
 class Starved(PassingError):
     """What the training needs next does not come: a run that has moved is saved first."""
+
+
+class Refused(UserError):
+    """The same until the user has fixed something: a token that expired, a full disk."""
 
 
 class StreamSource(TarSource):
@@ -128,6 +132,8 @@ class StreamSource(TarSource):
                 failure = self.arrivals.failure
                 if isinstance(failure, PassingError):
                     raise Starved(str(failure))
+                if isinstance(failure, UserError):
+                    raise Refused(str(failure))
                 if failure is not None:
                     raise failure
                 if time.monotonic() - begin_s > self._max_wait_s:

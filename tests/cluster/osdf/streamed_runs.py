@@ -15,17 +15,20 @@ import numpy as np
 
 from dataset.archive.index import build_index
 from dataset.fake.make import make_fake_imagenet
+from dataset.fetch.ledger import Ledger
 from dataset.names import INDEX_SUFFIX
 from dataset.stream.arrivals import Arrivals
 from dataset.stream.spec import StreamSpec
 from tests.dataset.tars import TRAIN, VAL, Tree, flatten, nested_bytes, tar_bytes
 from tests.train import hooks
 from tests.train import started_ranks as ranks
+from tests.train.outcomes import final_state, find_differences, read_trace
 
 PADDING = 155_000  # behind each image, where no decoder looks
 CLASSES, PER_CLASS, VAL_PER_CLASS = 4, 108, 2
 STEPS = 54  # an epoch, of 8 images each
 TWO_EPOCHS = ["--epochs", "2", "--microbatch", "4"]
+ONE_EPOCH = ["--epochs", "1"]  # given later, it counts
 
 
 @dataclass(frozen=True)
@@ -123,3 +126,15 @@ def forget_maps(folder: Path) -> None:
     """Removes what a killed run could not."""
     for left in folder.glob("trainyard-stream-*"):
         shutil.rmtree(left)
+
+
+def check_same_run(folder: Path, local: Path, served: Served) -> None:
+    """Sample ids and weights are those of the local run; the tars are whole and in the ledger."""
+    assert read_trace(folder / "trace") == read_trace(local / "trace")
+    assert find_differences(final_state(folder / "run"), final_state(local / "run")) == []
+    ledger = Ledger(folder / "data")
+    for name in (TRAIN, VAL):
+        path = folder / "data" / name
+        assert path.read_bytes() == (served.folder / name).read_bytes()
+        assert ledger.vouches_for(path)
+    assert list(folder.glob("trainyard-stream-*")) == []
