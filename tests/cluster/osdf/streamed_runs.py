@@ -15,6 +15,7 @@ import numpy as np
 
 from dataset.archive.index import build_index
 from dataset.fake.make import make_fake_imagenet
+from dataset.federation.lookup import Options
 from dataset.fetch.ledger import Ledger
 from dataset.names import INDEX_SUFFIX
 from dataset.stream.arrivals import Arrivals
@@ -108,9 +109,10 @@ def _prepare_rank(folder: Path, more: ranks.Hook | None) -> None:
 
 
 def hurry(stall_s: float = 1.0, missing_s: float = 1.0) -> None:
-    """A hook: the fetcher gives up a silent connection, and a missing object, after a second."""
-    quick = partial(StreamSpec, stall_s=stall_s, missing_s=missing_s)
-    hooks.set_value("train.streaming", "StreamSpec", quick)
+    """A hook: plan and fetcher give up a silent connection, and a refused object, so soon."""
+    for kind in (StreamSpec, Options):
+        quick = partial(kind, stall_s=stall_s, missing_s=missing_s)
+        hooks.set_value("train.streaming", kind.__name__, quick)
 
 
 def find_map(folder: Path) -> Arrivals | None:

@@ -70,7 +70,7 @@ def token(osdf: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def start(served: Served, folder: Path, token: Path, hook: ranks.Hook | None = None) -> ranks.Job:
-    flags = [*ONE_EPOCH, *EVERY_STEP, "--token", str(token)]
+    flags = [*ONE_EPOCH, *EVERY_STEP, "--order", "streamed", "--token", str(token)]
     return start_run(served.urls, served, folder, *flags, hook=hook)
 
 
