@@ -15,7 +15,7 @@ from train.attempt import Attempt
 from train.config import TrainConfig, parse_config
 from train.data.batches import Batch, check_skipped
 from train.data.patience import Stranded
-from train.data.stream_source import Starved
+from train.data.stream_source import Refused, Starved
 from train.device import choose_device, name_device
 from train.epoch import EpochMeter, Standing, check_finite, describe_epoch
 from train.evaluate import Accuracy, evaluate_only, validate
@@ -166,7 +166,7 @@ class Training:
             vote = stranded.vote
             if self.comm.world_size > 1:
                 self.saver.stop_stranded(stranded)
-        except Starved as starved:
+        except (Starved, Refused) as starved:
             # The other ranks of several wait in an exchange, and a checkpoint needs them all.
             if self.comm.world_size > 1 or not self.saver.has_moved:
                 raise

@@ -16,7 +16,7 @@ from dataset.errors import UserError
 from train.data.batches import Batch
 from train.data.patience import Stranded
 from train.data.sampler import BatchPlan, derive_key
-from train.data.stream_source import Starved
+from train.data.stream_source import Refused, Starved
 from train.network.batch_norm import StepStatistics
 from train.network.fine_tune import find_frozen_norms
 from train.optim import Ema, make_optimizer, match_layout, set_lr
@@ -170,7 +170,7 @@ class Trainer:
     def _next(self, batches: Iterator[Batch]) -> Batch:
         try:
             return next(batches)
-        except (Stranded, Starved):
+        except (Stranded, Starved, Refused):
             self._abandon()
             raise
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from dataset.archive.index_file import TarIndex
 from dataset.archive.tar_header import BLOCK
-from dataset.errors import DataError, PassingError
+from dataset.errors import DataError, PassingError, UserError
 from dataset.own_names import part_path
 from dataset.stream.arrivals import Arrivals, State
 from train.data.network_meter import NetworkMeter
@@ -28,6 +28,10 @@ LOOK_S = 1.0  # between two looks whether the fetcher is kept
 
 class Starved(PassingError):
     """What the training needs next does not come: a run that has moved is saved first."""
+
+
+class Refused(UserError):
+    """The same until the user has fixed something: a token that expired, a full disk."""
 
 
 class StreamSource(TarSource):
@@ -160,6 +164,8 @@ class StreamSource(TarSource):
         failure = self.arrivals.failure
         if isinstance(failure, PassingError):
             raise Starved(str(failure))
+        if isinstance(failure, UserError):
+            raise Refused(str(failure))
         if failure is not None:
             raise failure
         if waited_s > self._max_wait_s:
