@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dataset.durable import writing_whole
 from dataset.errors import CommandError, DataError, PassingError, UserError
 from dataset.transfer.journal import CHUNK, num_chunks
 from dataset.transfer.waste import Waste
@@ -62,7 +63,7 @@ class Arrivals:
         """A new map, in which nothing is here."""
         head = np.zeros(_CHUNKS // 8, np.int64)
         head[_WORD["magic"]], head[_WORD["size"]] = _MAGIC, size
-        with open(path, "xb") as file:
+        with writing_whole(path, is_synced=False) as file:
             file.write(head.tobytes())
             file.write(bytes(num_chunks(size)))
         return cls(path)

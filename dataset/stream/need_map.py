@@ -44,6 +44,8 @@ class NeedMap(BlockMap):
         self._runs = _cut_runs(needs)
         self._next_run = 0
         super().__init__(size, arrived, claimed, marks)
+        is_missing = np.frombuffer(self.state, np.uint8) == MISSING
+        self._begin_need = int(needs[is_missing].min(initial=NEVER))  # of this start
 
     @property
     def first_need(self) -> int:
@@ -58,6 +60,29 @@ class NeedMap(BlockMap):
     def is_urgent(self, lease: Lease) -> bool:
         first = self.first_need
         return first < NEVER and self.rank(lease) <= first + URGENT_STEPS
+
+    def is_early(self, lease: Lease) -> bool:
+        return self.rank(lease) > self._near_need
+
+    @property
+    def _near_need(self) -> int:
+        """The last step whose chunks may share the link with those of the first that lacks some.
+
+        At the start that is the first one alone: on a slow link 32 connections would bring many
+        times what it needs before it is complete. Each step that is complete adds another, so the
+        requests under way double until all connections are busy, which a long link needs.
+        """
+        first = max(self.first_need, self._begin_need)
+        return min(NEVER, 2 * first - self._begin_need)
+
+    def block_chunks(self, rate: float, connections: int) -> int:
+        """One chunk where longer requests would leave connections without any of a near step."""
+        wanted, last = BLOCK_CHUNKS * connections, self._near_need
+        next_ones = self._in_order[self._num_first : self._num_first + HORIZON]
+        near = [chunk for chunk in next_ones if self._needs[chunk] <= last < NEVER]
+        if near and sum(self.state[chunk] == MISSING for chunk in near) < wanted:
+            return 1
+        return super().block_chunks(rate, connections)
 
     def order_claims(self, claimed: Iterable[int]) -> list[int]:
         """By need; but what readers use already, since an earlier fetcher marked it, last."""

@@ -174,6 +174,10 @@ class BlockMap:
         """Whether somebody waits, or soon will, for the chunk that it is at."""
         return False
 
+    def is_early(self, lease: Lease) -> bool:
+        """Whether it should not share the link with what is needed sooner."""
+        return False
+
     def put(self, lease: Lease) -> None:
         heapq.heappush(self._queue, (self.rank(lease), next(self._order), lease))
 
@@ -216,10 +220,7 @@ class BlockMap:
         end = min(lease.end, lease.first + max_chunks)
         if end < lease.end:
             end = max(end - end % BLOCK_CHUNKS, lease.first + 1)
-        for chunk in range(lease.first, end):
-            if self.state[chunk] != MISSING:
-                end = chunk
-                break
+        end = next((c for c in range(lease.first, end) if self.state[c] != MISSING), end)
         if end < lease.end:
             self.put(Lease(end, lease.end, lease.avoid))
             lease.end = end

@@ -123,6 +123,8 @@ class Dispatcher:
         picks: dict[frozenset[Server], Server | None] = {}  # the same for all with the same avoid
         self._put_off = []
         for waiting in self._blocks.iter_waiting():
+            if self._blocks.is_early(waiting) and self._is_near_under_way():
+                return None  # nor any other: those that are needed sooner come first
             avoid_s = HEDGE_S if self._blocks.is_urgent(waiting) else AVOID_S
             if waiting.put_off_at is not None and now - waiting.put_off_at >= avoid_s:
                 waiting.accept_any()
@@ -134,6 +136,11 @@ class Dispatcher:
             waiting.put_off(now)
             self._put_off.append(waiting)
         return None
+
+    def _is_near_under_way(self) -> bool:
+        """Whether a connection brings what is needed so soon that it gets the link for itself."""
+        is_early = self._blocks.is_early
+        return any(not (o.stall_counted or o.cancelled or is_early(o)) for o in self.out)
 
     def _take(self, waiting: Lease, server: Server, now: float) -> Lease:
         """As much of a waiting lease as the server should get in one request."""

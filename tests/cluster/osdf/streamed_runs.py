@@ -1,4 +1,4 @@
-"""Runs that stream a padded set of some 64 MiB from the mini-OSDF, or read it from the disk."""
+"""Runs that stream a padded set of 64 MiB or less from the mini-OSDF, or read it from the disk."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dataset.archive.index import build_index
 from dataset.fake.make import make_fake_imagenet
 from dataset.names import INDEX_SUFFIX
 from dataset.stream.arrivals import Arrivals
+from dataset.stream.spec import StreamSpec
 from tests.dataset.tars import TRAIN, VAL, Tree, flatten, nested_bytes, tar_bytes
 from tests.train import hooks
 from tests.train import started_ranks as ranks
@@ -44,11 +45,13 @@ class Served:
         return f"{self.path}/{TRAIN}"
 
 
-def serve_set(osdf: ModuleType, folder: Path) -> Served:
+def serve_set(
+    osdf: ModuleType, folder: Path, per_class: int = PER_CLASS, is_protected: bool = False
+) -> Served:
     """Makes the set and puts it into the federation, under a name of its own."""
     made = folder / "made"
     make_fake_imagenet(
-        made, classes=CLASSES, train_per_class=PER_CLASS, val_per_class=1, size=(48, 48)
+        made, classes=CLASSES, train_per_class=per_class, val_per_class=1, size=(48, 48)
     )
     tree = _read_padded(made / TRAIN)
     val = {name: dict(list(files.items())[:VAL_PER_CLASS]) for name, files in tree.items()}
@@ -57,11 +60,13 @@ def serve_set(osdf: ModuleType, folder: Path) -> Served:
     (tars / TRAIN).write_bytes(nested_bytes(tree))
     (tars / VAL).write_bytes(tar_bytes(flatten(val)))
     name = f"stream-{os.urandom(4).hex()}"
+    space = osdf.PROTECTED if is_protected else osdf.PUBLIC
     for tar in (tars / TRAIN, tars / VAL):
         build_index(tar, checksums=True)
         for file in (tar, tar.with_name(tar.name + INDEX_SUFFIX)):
-            osdf.put(f"{name}/{file.name}", file)
-    return Served(tars, f"{osdf.PUBLIC}/{name}", osdf.DIRECTOR_HTTP_URL)
+            osdf.put(f"{name}/{file.name}", file, space)
+    federation = osdf.DIRECTOR_URL if is_protected else osdf.DIRECTOR_HTTP_URL
+    return Served(tars, f"{space}/{name}", federation)
 
 
 def _read_padded(tar: Path) -> Tree:
@@ -82,18 +87,27 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return file.read()
 
 
-def start_run(data: str, served: Served, folder: Path, *flags: str) -> ranks.Job:
+def start_run(
+    data: str, served: Served, folder: Path, *flags: str, hook: ranks.Hook | None = None
+) -> ranks.Job:
     """A run of which data, records, trace, log and temporary files lie in a folder."""
     folder.mkdir(exist_ok=True)
     argv = [data, *TWO_EPOCHS, "--federation", served.federation]
     argv += ["--data-dir", str(folder / "data"), "--output", str(folder / "run"), *flags]
-    return ranks.start(argv, folder / "log", hook=partial(_prepare_rank, folder))
+    return ranks.start(argv, folder / "log", hook=partial(_prepare_rank, folder, hook))
 
 
-def _prepare_rank(folder: Path) -> None:
+def _prepare_rank(folder: Path, more: ranks.Hook | None) -> None:
+    hooks.all_of(*([more] if more else []))
     tempfile.tempdir = str(folder)  # TMPDIR has been read before the fork
     hooks.trace_samples(folder / "trace")
     hooks.use_small_units()
+
+
+def hurry(stall_s: float = 1.0, missing_s: float = 1.0) -> None:
+    """A hook: the fetcher gives up a silent connection, and a missing object, after a second."""
+    quick = partial(StreamSpec, stall_s=stall_s, missing_s=missing_s)
+    hooks.set_value("train.streaming", "StreamSpec", quick)
 
 
 def find_map(folder: Path) -> Arrivals | None:

@@ -29,7 +29,7 @@ from tests.train.outcomes import EVERY_STEP, final_state, find_differences, read
 from train.records.record import STAGES_FILE, read_lines, read_run
 
 pytestmark = [pytest.mark.osdf, pytest.mark.timeout(300)]
-KILLS = ("rank", "fetcher", "both")
+KILLS = ("fetcher", "fetcher", "rank", "fetcher", "both")  # four fetchers in a row would end it
 
 
 @pytest.fixture(autouse=True)
@@ -94,18 +94,23 @@ def test_a_streamed_run_is_the_local_run_and_fetches_the_object_once(
 def survive_kills(
     served: Served, local: Path, osdf: ModuleType, folder: Path, chance: random.Random, num: int
 ) -> None:
-    """A run that is killed so often, each time when more of the tar is here, and then ends."""
-    with osdf.wan(path=served.train_path, delay_s=0.01, bytes_per_s=1e6):
+    """A run in which so much is killed, each time when more of the tar is here, and then ends.
+
+    A fetcher that is killed alone is replaced within the same start of the run.
+    """
+    job: ranks.Job | None = None
+    with osdf.wan(path=served.train_path, delay_s=0.01, bytes_per_s=2e6):
         for number in range(num):
             share = 0.9 * (number + chance.random()) / num
-            job = start_run(served.urls, served, folder, *EVERY_STEP)
-            kill_at(job, folder, KILLS[number % len(KILLS)], share)
-    start_run(served.urls, served, folder, *EVERY_STEP).expect(DONE)
+            job = job or start_run(served.urls, served, folder, *EVERY_STEP)
+            job = kill_at(job, folder, KILLS[number % len(KILLS)], share)
+    job = job or start_run(served.urls, served, folder, *EVERY_STEP)
+    job.expect(DONE)
     check_same_run(folder, local, served)
 
 
-def kill_at(job: ranks.Job, folder: Path, what: str, share: float) -> None:
-    """Kills the rank, its fetcher or both when a share of the tar is here."""
+def kill_at(job: ranks.Job, folder: Path, what: str, share: float) -> ranks.Job | None:
+    """Kills the rank, its fetcher or both when a share of the tar is here; what goes on."""
 
     def has_share() -> bool:
         found = find_map(folder)
@@ -114,28 +119,30 @@ def kill_at(job: ranks.Job, folder: Path, what: str, share: float) -> None:
     job.wait_for(has_share, f"a share of {share}")
     found = find_map(folder)
     assert found is not None
-    pid, num_here = found.pid, found.here.sum()
+    pid = found.pid
     if what != "rank":
         os.kill(pid, signal.SIGKILL)
-    if what == "fetcher":  # the training goes on with the next one
-        job.wait_for(lambda: found.pid != pid and found.here.sum() > num_here, "the next fetcher")
+    if what == "fetcher":
+        job.wait_for(lambda: found.pid != pid, "the next fetcher")
+        return job
     job.send(signal.SIGKILL)
     assert job.wait() == [-signal.SIGKILL]
     forget_maps(folder)
+    return None
 
 
-def test_kills_of_rank_and_fetcher_cost_no_sample(
+def test_twenty_kills_of_rank_and_fetcher_cost_no_sample(
     served: Served, local: Path, osdf: ModuleType, tmp_path: Path
 ) -> None:
-    survive_kills(served, local, osdf, tmp_path, random.Random(1), 6)
+    survive_kills(served, local, osdf, tmp_path, random.Random(1), 20)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_two_hundred_kills_cost_no_sample(
     served: Served, local: Path, osdf: ModuleType, tmp_path: Path, seed: int
 ) -> None:
-    survive_kills(served, local, osdf, tmp_path, random.Random(seed), 10)
+    survive_kills(served, local, osdf, tmp_path, random.Random(100 + seed), 20)
 
 
 @pytest.mark.parametrize("wrong", ["labels", "offsets"])
