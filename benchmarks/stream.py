@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.bench import BenchFlags, measure_beside_service, report, rounds_flag
-from benchmarks.stream_verdict import tables
+from benchmarks.stream_verdict import count_first_bytes, tables
 from dataset.errors import UserError, run_command
 from dataset.flags import flag, make_parser, parse_flags
 
@@ -57,7 +57,8 @@ def main() -> int:
     if flags.ways:
         words += ["--ways", flags.ways]
     result: dict[str, Any] = measure_beside_service(MEASURE, *words)
-    return report("stream", result | {"rounds": flags.rounds}, tables, flags)
+    result |= {"rounds": flags.rounds, "real_first_bytes": count_first_bytes()}
+    return report("stream", result, tables, flags)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ class Story:
 
     ended_s: dict[int, float]  # by step, from 1; of a step that was done twice, the first
     crcs: dict[int, list[int]]  # by step
+    epochs_s: dict[int, float]  # when each epoch ended, from 1, if that was noted
     first_bytes: int  # that the first step needs; 0 if nothing is streamed
 
 
@@ -54,12 +55,15 @@ def read_story(path: Path) -> Story:
     crcs: dict[int, list[int]] = {}
     ids: dict[int, list[int]] = {}
     crc_of: dict[int, int] = {}
+    epochs_s: dict[int, float] = {}
     first_bytes = 0
     text = path.read_text() if path.exists() else ""
     for line in text[: text.rfind("\n") + 1].splitlines():
         note = json.loads(line)
         if "first_bytes" in note:
             first_bytes = first_bytes or note["first_bytes"]
+        elif "epoch" in note:
+            epochs_s[note["epoch"]] = note["at_s"]
         elif "id" in note:
             crc_of[note["id"]] = note["crc"]
         elif "ids" in note:
@@ -70,4 +74,4 @@ def read_story(path: Path) -> Story:
                 crcs[note["step"]] = note["crcs"]
     for step, numbers in ids.items():
         crcs[step] = [crc_of.get(number, -1) for number in numbers]
-    return Story(ended_s, crcs, first_bytes)
+    return Story(ended_s, crcs, epochs_s, first_bytes)

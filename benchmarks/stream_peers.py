@@ -18,7 +18,6 @@ import sys
 import time
 import urllib.request
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -142,19 +141,17 @@ def train(task: Task) -> None:
     """Epochs of fixed steps."""
     notes = Notes(Path(task.notes))
     checkpoint = Path(task.folder).with_suffix(".checkpoint")
-    num_images = len(load_index(Path(task.tar)).label)
-    steps = num_images // task.batch_size
     net = make_net(1000)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     loader = OPENERS[task.way](task)
-    step = 0
+    step = epoch = 0
     if checkpoint.exists():
         saved = json.loads(checkpoint.read_text())
-        step = saved["step"]
+        step, epoch = saved["step"], saved["epoch"]
         if saved["loader"] is not None:
             loader.load_state_dict(saved["loader"])
-    while step < task.epochs * steps:
-        for images, labels, crcs in _until_epoch_end(loader, steps - step % steps):
+    for number in range(epoch, task.epochs):
+        for images, labels, crcs in loader:
             begin_s = time.monotonic()
             loss = nn.functional.cross_entropy(net(images.float() / 255), labels)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -165,14 +162,8 @@ def train(task: Task) -> None:
             notes.add(step=step, **({"crcs": crcs.tolist()} if task.trace else {}))
             if task.trace:
                 state = loader.state_dict() if hasattr(loader, "state_dict") else None
-                _save(checkpoint, {"step": step, "loader": state})
-
-
-def _until_epoch_end(loader: Any, most: int) -> Iterator[Any]:
-    for number, batch in enumerate(loader, 1):
-        yield batch
-        if number == most:
-            return
+                _save(checkpoint, {"step": step, "epoch": number, "loader": state})
+        notes.add(epoch=number + 1)
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:

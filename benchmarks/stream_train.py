@@ -43,8 +43,8 @@ def fix_step(notes: Notes, step_s: float) -> None:
         notes.add(step=trainer.step)
         return done
 
-    Trainer._accumulate = held  # type: ignore[method-assign]
-    Trainer.run_step = noted  # type: ignore[method-assign]
+    Trainer._accumulate = held  # type: ignore[method-assign,assignment]
+    Trainer.run_step = noted  # type: ignore[method-assign,assignment]
 
 
 def use_net() -> None:
@@ -88,8 +88,8 @@ def trace(notes: Notes) -> None:
         notes.add(id=index, crc=zlib.crc32(data))
         return data
 
-    Images.indices = noted_indices  # type: ignore[method-assign]
-    TarSource.read = noted_read  # type: ignore[method-assign]
+    Images.indices = noted_indices  # type: ignore[method-assign,assignment]
+    TarSource.read = noted_read  # type: ignore[method-assign,assignment]
 
 
 def main() -> int:

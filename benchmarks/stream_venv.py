@@ -17,8 +17,17 @@ from benchmarks.bench import CACHE
 FOLDER = CACHE / "mosaicml-streaming"
 PEER = "mosaicml-streaming==0.13.0"
 # What it imports. Its clients of cloud storage, some hundred packages, are not used here.
-NEEDED = ("numpy<2.2", "transformers<5", "xxhash<4", "zstd<2", "python-snappy<1", "Brotli")
-NEEDED += ("catalogue<3", "tqdm", "requests")
+NEEDED = (
+    "numpy<2.2",
+    "transformers<5",
+    "xxhash<4",
+    "zstd<2",
+    "python-snappy<1",
+    "Brotli",
+    "catalogue<3",
+    "tqdm",
+    "requests",
+)
 
 
 def find_mosaic() -> Path | None:

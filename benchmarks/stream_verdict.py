@@ -140,7 +140,8 @@ def judge(result: dict[str, Any]) -> list[Target]:
 def model_first_step(row: dict[str, Any], result: dict[str, Any]) -> float:
     """Seconds to the first step of the real set at a slow link."""
     transfer_s = (result["index_bytes"] + row["first_bytes"]) / result["rate"]
-    return float(row["first_step_s"] - transfer_s + (INDEX_BYTES + count_first_bytes()) / REAL_RATE)
+    real_s = (INDEX_BYTES + result["real_first_bytes"]) / REAL_RATE
+    return float(row["first_step_s"] - transfer_s + real_s)
 
 
 def count_first_bytes() -> int:

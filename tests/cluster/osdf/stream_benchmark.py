@@ -147,13 +147,13 @@ class Bench:
                 stream_ways.finish(name, run)
             traffic = [] if name == LOCAL else service.traffic()
             story = run.story
-            first_epoch_s = story.ended_s[run.steps]
+            first_epoch_s = run.find_end(1)
             is_long = run.epochs > 1
             row = {
                 "conversion_s": conversion_s,
                 "first_step_s": conversion_s + story.ended_s[1] - begin_s,
                 "epoch_1_s": conversion_s + first_epoch_s - begin_s,
-                "epoch_2_s": story.ended_s[2 * run.steps] - first_epoch_s if is_long else None,
+                "epoch_2_s": run.find_end(2) - first_epoch_s if is_long else None,
                 "bytes": sum(entry["bytes"] for entry in traffic),
                 "requests": len(traffic),
                 "transfer_s": time_transfer(traffic),

@@ -61,7 +61,7 @@ def truth() -> list[int]:
 
 
 def try_flip(name: str, run: Run) -> str:
-    """yes: all is right; no: a wrong image was trained; refused: none, and the run ended."""
+    """yes: all is right; no: a wrong image was trained; refused: none, but the run failed."""
     shutil.rmtree(run.folder, ignore_errors=True)
     [(_, victim)] = read_samples(SMALL.tar, [VICTIM])
     faults = []
@@ -78,7 +78,9 @@ def try_flip(name: str, run: Run) -> str:
         return "not tried"
     if set(trained) - set(truth()):
         return "no"
-    return "yes" if has_ended else "refused"
+    if not has_ended:
+        return "refused"
+    return "yes" if zlib.crc32(victim) in trained else "left out"
 
 
 def try_kill(name: str, run: Run) -> str:

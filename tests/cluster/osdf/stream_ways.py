@@ -64,6 +64,11 @@ class Run:
     def story(self) -> Story:
         return read_story(self.notes)
 
+    def find_end(self, epoch: int) -> float:
+        """When an epoch ended; our trainer drops what does not fill a batch, and counts steps."""
+        story = self.story
+        return story.epochs_s[epoch] if story.epochs_s else story.ended_s[epoch * self.steps]
+
 
 def trainer(run: Run, data: str, *flags: str) -> list[str]:
     """Our trainer on a folder or a URL."""
