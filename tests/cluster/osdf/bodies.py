@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.cluster.osdf.rules import Strike
 
 BUFFER_BYTES = 256 * 1024
+LINK_BYTES = 64 * 1024  # at once on a link of many connections, which all send ahead by as much
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -24,25 +26,28 @@ class Body:
 
 @dataclass
 class Pace:
-    """The speed of a connection; None is as fast as it goes."""
+    """The speed of a connection, or of a link of many; None is as fast as it goes."""
 
     bytes_per_s: float | None = None
+    most_bytes: int = BUFFER_BYTES
     _free_s: float = 0.0  # when the link has carried all that it was given
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def piece_bytes(self) -> int:
         """How much to send at once: 10 ms of the link, between a byte and a buffer."""
         if self.bytes_per_s is None:
-            return BUFFER_BYTES
-        return max(1, min(BUFFER_BYTES, int(self.bytes_per_s / 100)))
+            return self.most_bytes
+        return max(1, min(self.most_bytes, int(self.bytes_per_s / 100)))
 
     def pause_s(self, num_bytes: int) -> float:
         """How long to wait after sending that much."""
         if self.bytes_per_s is None:
             return 0.0
-        now_s = time.monotonic()
-        self._free_s = max(self._free_s, now_s) + num_bytes / self.bytes_per_s
-        return self._free_s - now_s
+        with self._lock:
+            now_s = time.monotonic()
+            self._free_s = max(self._free_s, now_s) + num_bytes / self.bytes_per_s
+            return self._free_s - now_s
 
 
 def reader(content: bytes) -> Callable[[memoryview], int]:

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -62,6 +62,7 @@ class Shared:
 
     faults: Faults
     traffic: Traffic
+    link: bodies.Pace = field(default_factory=lambda: bodies.Pace(most_bytes=bodies.LINK_BYTES))
 
 
 class FaultyHandler(BaseHTTPRequestHandler):
@@ -101,6 +102,7 @@ class FaultyHandler(BaseHTTPRequestHandler):
         self.shared.traffic.add(self.entry)
         try:
             self._delay(strikes.get("wan"))
+            self._delay(strikes.get("link"))
             if not self._strike_before_answer(strikes):
                 self._send(self.answer(path, strikes), strikes)
         except OSError:
@@ -125,6 +127,8 @@ class FaultyHandler(BaseHTTPRequestHandler):
     def _delay(self, wan: Strike | None) -> None:
         if wan is None:
             return
+        if wan.fault.kind == "link":
+            self.pace = self.shared.link
         self.pace.bytes_per_s = wan.fault.bytes_per_s
         # The kernel's handshakes on loopback took no time: the first answer pays for TCP (and TLS).
         round_trips = 1 + (1 + (self.scheme == "https") if self.is_first else 0)

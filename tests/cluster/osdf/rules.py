@@ -30,6 +30,7 @@ KINDS = {
     "headers": "sets the headers of `set_headers` in the answer; None removes one",
     "links": "the director names `caches` (of cache1, cache2, origin), in that order",
     "wan": "delay_s before each answer and for each round trip of the connection, bytes_per_s",
+    "link": "as wan, but all connections together have bytes_per_s",
 }
 
 

@@ -123,6 +123,13 @@ def wan(path: str = "*", delay_s: float = 0.060, bytes_per_s: float = 25e6) -> F
     return faults(fault)
 
 
+def link(bytes_per_s: float, delay_s: float = 0.0, path: str = "*") -> FaultHandle:
+    """A link of that rate in front of every cache and the origin, for all connections together."""
+    return faults(
+        Fault("link", path=path, server="[co]*", delay_s=delay_s, bytes_per_s=bytes_per_s)
+    )
+
+
 def traffic(path: str = "*", server: str = "*") -> list[dict[str, Any]]:
     """The requests for matching objects so far, oldest first (fields: traffic.py's Entry)."""
     result: list[dict[str, Any]] = ask(

@@ -1,0 +1,114 @@
+"""`python -m train` as benchmarks/stream.py runs it: the real trainer with a step of a fixed time.
+
+    python -m benchmarks.stream_train '{"notes": "notes", "step_s": 0.05}' DATA -b 64 ...
+
+Only the network is replaced, and what a small set needs so that its order has the geometry that the
+real one has: with the constants of a set of 148 GB, one of 2 GB would be shuffled as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import zlib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stream_notes import Notes, hold_step, make_net
+from dataset.errors import run_command
+from dataset.transfer.journal import CHUNK
+from train.data.batches import Images, Item
+from train.data.sampler import Int64s
+from train.data.sources import TarSource
+from train.ranks.cpus import settle_openmp
+from train.step import Trainer
+
+UNIT_SIZE = 1 << 20  # the least that a checksum covers
+
+
+def fix_step(notes: Notes, step_s: float) -> None:
+    """Each step takes so long at least, and is noted when it ends."""
+    accumulate, run_step = Trainer._accumulate, Trainer.run_step
+
+    def held(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        begin_s = time.monotonic()
+        accumulate(trainer, *args, **kwargs)
+        hold_step(begin_s, step_s)
+
+    def noted(trainer: Trainer, *args: Any) -> Any:
+        done = run_step(trainer, *args)
+        notes.add(step=trainer.step)
+        return done
+
+    Trainer._accumulate = held  # type: ignore[method-assign,assignment]
+    Trainer.run_step = noted  # type: ignore[method-assign,assignment]
+
+
+def use_net() -> None:
+    """The net of all ways, whatever --arch says."""
+    for module in ("train.prepare", "train.microbatch"):
+        owner = import_module(module)
+        owner.build_model = lambda arch, num_classes, *_, **__: make_net(num_classes)  # type: ignore[attr-defined]
+
+
+def scale_order(window_bytes: int) -> None:
+    """Units and window of a set that is smaller than the real one."""
+    import_module("train.data.tar_layout").UNIT_SIZE = UNIT_SIZE  # type: ignore[attr-defined]
+    import_module("train.data.streamed_order").MIN_BYTES = window_bytes  # type: ignore[attr-defined]
+
+
+def note_needs(notes: Notes) -> None:
+    """Notes how many bytes of the tar the first step needs, by the run's own order."""
+    streaming: Any = import_module("train.streaming")
+    find_needs = streaming.find_needs
+
+    def noted(*args: Any) -> Any:
+        needs = find_needs(*args)
+        notes.add(first_bytes=int((needs == 0).sum()) * CHUNK)
+        return needs
+
+    streaming.find_needs = noted
+
+
+def trace(notes: Notes) -> None:
+    """Notes the samples of each step, and the checksum of each image that is read."""
+    indices, read = Images.indices, TarSource.read
+
+    def noted_indices(images: Images, item: Item) -> Int64s:
+        numbers = indices(images, item)
+        step = item.epoch * images.plan.steps_per_epoch + item.step_in_epoch + 1
+        notes.add(loads=step, ids=numbers.tolist())
+        return numbers
+
+    def noted_read(source: TarSource, index: int) -> bytes:
+        data = read(source, index)
+        notes.add(id=index, crc=zlib.crc32(data))
+        return data
+
+    Images.indices = noted_indices  # type: ignore[method-assign,assignment]
+    TarSource.read = noted_read  # type: ignore[method-assign,assignment]
+
+
+def main() -> int:
+    options = json.loads(sys.argv.pop(1))
+    notes = Notes(Path(options["notes"]))
+    settle_openmp(os.environ)
+    use_net()
+    fix_step(notes, options["step_s"])
+    note_needs(notes)
+    if "window_bytes" in options:
+        scale_order(options["window_bytes"])
+    if options.get("trace"):
+        trace(notes)
+    train = import_module("train.run").main
+    code: int = train()
+    return code
+
+
+if __name__ == "__main__":
+    code = run_command(main)
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,100 @@
+"""The judgement of benchmarks/stream.py, on a made-up result: no target is met unmeasured."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks import stream_doc
+from benchmarks.stream_notes import read_story
+from benchmarks.stream_verdict import (
+    FETCH,
+    FETCHER,
+    LOCAL,
+    MOSAIC,
+    SILENT,
+    STREAM,
+    judge,
+    tables,
+)
+
+
+def make_row(first_step_s: float, epoch_1_s: float, epoch_2_s: float) -> dict[str, Any]:
+    times = {"first_step_s": first_step_s, "epoch_1_s": epoch_1_s, "epoch_2_s": epoch_2_s}
+    counts = {"bytes": 2_000, "requests": 10, "first_bytes": 100, "transfer_s": 41.0}
+    return times | counts | {"conversion_s": 0.0, "others_share": 0.0}
+
+
+RESULT: dict[str, Any] = {
+    "rounds": 1,
+    "tar_bytes": 2_000,
+    "index_bytes": 10,
+    "images": 640,
+    "classes": 10,
+    "batch": 64,
+    "steps": 10,
+    "rate": 50.0,
+    "rtt_s": 0.02,
+    "link_s": 40.0,
+    "compute_s": 20.0,
+    "slow_compute_s": 60.0,
+    "has_mosaic": False,
+    "real_first_bytes": 272_000_000,
+    "rows": {
+        FETCH: [make_row(45, 65, 20)],
+        STREAM: [make_row(6, 45, 20)],
+        LOCAL: [make_row(5, 23, 20)],
+    },
+    "right": {FETCH: {"flip": "yes", "kill": "yes"}},
+    "lost_s": {},
+}
+
+
+def reached(result: dict[str, Any]) -> dict[str, tuple[float, bool]]:
+    return {target.what: (round(target.reached, 3), target.is_met) for target in judge(result)}
+
+
+def test_targets_are_judged_by_what_was_measured() -> None:
+    found = reached(RESULT)
+    assert found["first step, against our fetch and then training"] == (0.133, True)
+    # 45 s, less the 5 - 2 s that the local run started in, against 40 s
+    what = "epoch 1 without the start, against the link, which is the limit"
+    assert found[what] == (1.05, True)
+    assert found["use of the link until the tar is whole"] == (0.976, True)
+    slow = copy.deepcopy(RESULT)
+    slow["rows"][STREAM][0]["first_step_s"] = 30
+    assert not reached(slow)["first step, against our fetch and then training"][1]
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    alone = RESULT | {"rows": {FETCH: RESULT["rows"][FETCH]}}
+    assert judge(alone) == []
+    lost = {"rounds": 1, "lost": {FETCHER: 7.0, SILENT: 1.0}, "seconds": {"clean": [8.0]}}
+    judged = judge(alone | {"lost_s": lost})
+    assert [target.is_met for target in judged] == [False, True]
+
+
+def test_a_peer_that_cannot_be_installed_is_named() -> None:
+    (_, header, rows), *_ = tables(RESULT)
+    assert all(len(row) == len(header) for row in rows)
+    assert rows[-1][:2] == [MOSAIC, "not installed"]
+
+
+def test_the_fetch_page_shows_what_the_record_says() -> None:
+    text = stream_doc.DOC.read_text()
+    assert stream_doc.make_doc(text, stream_doc.RECORD) == text
+
+
+def test_the_notes_of_a_killed_run_hold_what_was_trained_last(tmp_path: Path) -> None:
+    notes = [
+        {"step": 1, "at_s": 5.0, "crcs": [1]},
+        {"step": 2, "at_s": 6.0, "crcs": [2]},
+        {"step": 2, "at_s": 9.0, "crcs": [3]},
+    ]
+    path = tmp_path / "notes"
+    path.write_text("".join(json.dumps(note) + "\n" for note in notes) + '{"step": 3, "a')
+    story = read_story(path)
+    assert story.ended_s == {1: 5.0, 2: 6.0}
+    assert story.crcs == {1: [1], 2: [3]}

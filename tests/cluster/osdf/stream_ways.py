@@ -1,0 +1,184 @@
+"""The ways to train on a tar at the mini-OSDF that benchmarks/stream.py compares, as commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stream_data import StreamSet
+from benchmarks.stream_notes import Story, read_story
+from benchmarks.stream_verdict import (
+    CURL,
+    FETCH,
+    LOCAL,
+    MOSAIC,
+    PELICANFS,
+    SHUFFLED,
+    SLOW_STEP,
+    STREAM,
+    WEBDATASET,
+)
+from dataset.names import TRAIN_TAR
+from tests.cluster.osdf import service
+
+ROOT = Path(__file__).resolve().parents[3]
+CACHE = service.CACHE_HTTP_URLS[0]
+PEERS = {PELICANFS: "pelicanfs", WEBDATASET: "webdataset", MOSAIC: "mosaic"}
+PIXELS = 56
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: what, where, and how fast a step is."""
+
+    data: StreamSet
+    path: str  # of the tar in the federation
+    folder: Path
+    batch_size: int
+    step_s: float
+    epochs: int = 2
+    window_bytes: int | None = None  # of the order; None: as it is for any set
+    is_traced: bool = False
+    shards: tuple[str, ...] = ()  # the paths of a rewritten set
+    python: Path = Path(sys.executable)
+
+    @property
+    def steps(self) -> int:
+        """The steps of an epoch."""
+        return self.data.classes * self.data.per_class // self.batch_size
+
+    @property
+    def notes(self) -> Path:
+        return self.folder / "notes"
+
+    @property
+    def story(self) -> Story:
+        return read_story(self.notes)
+
+    def find_end(self, epoch: int) -> float:
+        """When an epoch ended; our trainer drops what does not fill a batch, and counts steps."""
+        story = self.story
+        return story.epochs_s[epoch] if story.epochs_s else story.ended_s[epoch * self.steps]
+
+
+def trainer(run: Run, data: str, *flags: str) -> list[str]:
+    """Our trainer on a folder or a URL."""
+    options: dict[str, Any] = {"notes": str(run.notes), "step_s": run.step_s}
+    options |= {"trace": run.is_traced}
+    if run.window_bytes is not None:
+        options["window_bytes"] = run.window_bytes
+    command = [sys.executable, "-m", "benchmarks.stream_train", json.dumps(options), data]
+    command += ["-a", "alexnet", "-b", str(run.batch_size), "--microbatch", str(run.batch_size)]
+    command += ["--epochs", str(run.epochs), "--image-size", str(PIXELS), "--device", "cpu"]
+    command += ["-j", "2", "--threads", "1", "--precision", "fp32"]
+    command += ["--output", str(run.folder / "run"), "--data-dir", str(run.folder / "data")]
+    if run.is_traced:
+        command += ["--checkpoint-minutes", "1e-9"]
+    return [*command, "--federation", service.DIRECTOR_HTTP_URL, *flags]
+
+
+def curl_first(run: Run) -> list[list[str]]:
+    tar = run.folder / "data" / TRAIN_TAR
+    curl = ["curl", "-sf", "--create-dirs", "-o", str(tar), CACHE + run.path]
+    # Its index is of another kind than a peer would have: the trainer makes its own.
+    return [*([] if tar.exists() else [curl]), trainer(run, str(tar.parent))]
+
+
+def fetch_first(run: Run) -> list[list[str]]:
+    return [trainer(run, f"osdf://{run.path}", "--stream", "never")]
+
+
+def stream(run: Run) -> list[list[str]]:
+    return [trainer(run, f"osdf://{run.path}", "--stream", "always")]
+
+
+def read_local(run: Run) -> list[list[str]]:
+    return [trainer(run, str(run.data.folder), "--order", "streamed")]
+
+
+def peer(way: str) -> Callable[[Run], list[list[str]]]:
+    """The loop of benchmarks/stream_peers.py."""
+
+    def make(run: Run) -> list[list[str]]:
+        urls = [CACHE + path for path in run.shards]
+        if way == "pelicanfs":
+            urls = [run.path]
+        elif way == "mosaic":
+            urls = [CACHE + str(Path(run.shards[0]).parent)]
+        task = {"way": way, "tar": str(run.data.tar), "folder": str(run.folder / "kept")}
+        task |= {
+            "notes": str(run.notes),
+            "federation": service.DIRECTOR_URL.replace("https", "pelican"),
+        }
+        fields: dict[str, Any] = {"urls": urls, "batch_size": run.batch_size, "pixels": PIXELS}
+        fields |= {"epochs": run.epochs, "step_s": run.step_s, "trace": run.is_traced}
+        return [[str(run.python), "-m", "benchmarks.stream_peers", json.dumps(task | fields)]]
+
+    return make
+
+
+WAYS: dict[str, Callable[[Run], list[list[str]]]] = {
+    CURL: curl_first,
+    FETCH: fetch_first,
+    STREAM: stream,
+    SHUFFLED: lambda run: stream(replace(run, window_bytes=None)),
+    SLOW_STEP: stream,
+    **{name: peer(way) for name, way in PEERS.items()},
+    LOCAL: read_local,
+}
+
+
+def convert(name: str, data: StreamSet, out: Path, python: Path) -> float:
+    """The seconds in which a peer's package rewrites the local tar to shards."""
+    task = {"way": f"convert-{PEERS[name]}", "tar": str(data.tar), "folder": str(out)}
+    started_s = time.monotonic()
+    command = [str(python), "-m", "benchmarks.stream_peers", json.dumps(task)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - started_s
+
+
+def start(run: Run, command: list[str]) -> subprocess.Popen[bytes]:
+    """The process, in a group of its own; its log lies in the run's folder."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    environ = os.environ | {"TMPDIR": str(run.folder), "SSL_CERT_FILE": str(service.CA_FILE)}
+    with open(run.folder / "log", "ab") as log:
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environ, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def finish(name: str, run: Run, must_succeed: bool = True) -> bool:
+    """Runs the commands of a way one after the other; whether all succeeded."""
+    for command in WAYS[name](run):
+        process = start(run, command)
+        try:
+            code = process.wait()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        if code != 0:
+            if must_succeed:
+                raise RuntimeError(f"{name}: {(run.folder / 'log').read_text()[-3000:]}")
+            return False
+    return True
+
+
+def kill_at_step(name: str, run: Run, step: int) -> None:
+    """Runs a way until a step is done, and kills all its processes."""
+    *before, last = WAYS[name](run)
+    for command in before:
+        assert start(run, command).wait() == 0
+    process = start(run, last)
+    while step not in run.story.ended_s and process.poll() is None:
+        time.sleep(POLL_S)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
