@@ -14,6 +14,8 @@ from report.search.trials import Trial, find_best
 from scripts.trials.search_file import SearchPlan, full_command
 from train.records.record import read_epochs
 
+ENOUGH_FAILURES = 3  # while nothing has ended well: the fourth would fail too
+
 
 def read_metric(folder: Path, metric: str) -> dict[int, float]:
     """The metric by epoch, from 1 on; raises if epochs were recorded, but never with it."""
@@ -27,6 +29,13 @@ def read_metric(folder: Path, metric: str) -> dict[int, float]:
             "(val_ may be left out) with --metric, and the same --out"
         )
     return found
+
+
+def find_end(trial: Trial, metric: str) -> tuple[str, float | None, str]:
+    """(state, value, note) of a trial that was trained to its end."""
+    if trial.reports:
+        return "complete", trial.reports[max(trial.reports)], ""
+    return "pruned", None, f"its {metric} is not a number"
 
 
 def _has(record: Mapping[str, Any], metric: str) -> bool:
