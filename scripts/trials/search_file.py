@@ -96,11 +96,11 @@ def trial_run(plan: SearchPlan, trial: Trial, folder: Path) -> TrainRun:
     )
 
 
-def full_command(plan: SearchPlan, trial: Trial, folder: Path) -> list[str]:
-    """The command that trains a trial's model again, as it was trained in the search."""
+def full_flags(plan: SearchPlan, trial: Trial, folder: Path) -> list[str]:
+    """The flags that train a trial's model again, as it was trained in the search."""
     output = from_here(folder / "best")
     words = [*base_flags(plan, folder), *to_flags(trial.params), "--output", output]
-    return ["python", "-m", "train", *words, "--save-model"]
+    return [*words, "--save-model"]
 
 
 def write_search(folder: Path, plan: SearchPlan) -> None:
