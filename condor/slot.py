@@ -160,8 +160,15 @@ def extract() -> None:
 
 
 def verify(code: int) -> int:
-    """The job's exit code; a model that was not trained to the end is deleted."""
-    if code == 0:
+    """The job's exit code; a model that was not trained to the end is deleted.
+
+    An evaluation (-e) has no record and no model of its own: its predictions must be there.
+    """
+    evaluates = bool({"-e", "--evaluate"} & set(os.environ.get("TRAIN", "").split()))
+    if code == 0 and evaluates:
+        is_there = (OUT / "predictions.csv").is_file()
+        problem = "" if is_there else "the evaluation left no predictions.csv"
+    elif code == 0:
         problem = find_problem(_read_run())
     else:
         problem = find_standstill() if code == 85 else ""

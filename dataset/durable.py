@@ -15,13 +15,14 @@ from typing import Any, BinaryIO, NamedTuple
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # as Lustre may answer
 
 
-def try_lock(fd: int) -> bool:
+def try_lock(fd: int, waits: bool = False) -> bool:
     """Whether the file is locked now; False on a file system without locks.
 
-    BlockingIOError when another process has it. The kernel gives a lock back, however one ends.
+    BlockingIOError when another process has it, unless one waits for it. The kernel gives a lock
+    back, however one ends.
     """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
     except OSError as error:
@@ -35,7 +36,9 @@ def _open_lock(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-def lock_file(path: Path, opener: Callable[[Path], int] = _open_lock) -> tuple[int, bool]:
+def lock_file(
+    path: Path, opener: Callable[[Path], int] = _open_lock, waits: bool = False
+) -> tuple[int, bool]:
     """(the descriptor of the file at this path, whether it is locked); as try_lock otherwise.
 
     The one before may rename or remove the file between our opening and our locking: once more.
@@ -43,7 +46,7 @@ def lock_file(path: Path, opener: Callable[[Path], int] = _open_lock) -> tuple[i
     while True:
         fd = opener(path)
         try:
-            has_lock = try_lock(fd)
+            has_lock = try_lock(fd, waits)
             if not has_lock or _is_at(fd, path):
                 return fd, has_lock
         except BaseException:

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the DAG of a grid study: check the data, one node per job, the report at the end."""
+"""Writes the DAG of a grid study: check the data, one node per job, the report at the end.
+
+With --search the jobs are the trials of a search, the training of the best and its evaluation.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,20 @@ from dataset.names import INDEX_SUFFIX
 from dataset.transfer.chunk_sums import NoChecks, OtherTar, read_block_checks
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON = shlex.quote(sys.executable)
 SUBMIT_FILE = ROOT / "condor" / "train.sub"
 GB = 1 << 30  # as HTCondor counts
 REPORT_NEEDS = ("htcondor2", "matplotlib")  # of scripts/grid_report.py, run by the same Python
+SEARCH_NEEDS = ("numpy", "optuna")  # of the scripts of its nodes
 log = logging.getLogger("trainyard")
 
 EPILOG = """example:
   python scripts/condor_study.py osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar \\
       --jobs 100 --out study DATA_GB=138 EPOCHS=5 PROJECT=MyProject
   cd study && condor_submit_dag study.dag
+
+  python scripts/condor_study.py osdf:///nrp/osdf/ILSVRC2012/ILSVRC2012_img_train.tar \\
+      --search 20 --space "lr=log:0.01..10, recipe=sgd|lars" --out study EPOCHS=5 DATA_GB=138
 
 NAME=VALUE goes to condor/train.sub as on condor_submit's command line. To continue a study that
 stopped, submit the same DAG again. study/report has the tables and the pictures."""
@@ -71,7 +79,13 @@ class StudyFlags:
     settings: tuple[str, ...] = flag(
         REQUIRED, "settings of condor/train.sub", "NAME=VALUE", nargs="*"
     )
-    jobs: int = flag(1, "training jobs (default 1)", metavar="N")
+    jobs: int | None = flag(
+        None, "training jobs (default 1); with --search: trials at once (default 4)", metavar="N"
+    )
+    search: int | None = flag(None, "search with so many trials, then train the best", metavar="N")
+    space: str = flag("", "what to search, such as 'lr=log:0.01..10, recipe=sgd|lars'")
+    metric: str = flag("acc1", "a field of epochs.jsonl; a loss is minimised; default acc1")
+    best_epochs: int = flag(0, "epochs of the best's training; default: as in the trials")
     out: Path | None = flag(None, "folder to write the study to", metavar="DIR")
     retries: int = flag(2, "tries after a failure (default 2)")
     check: bool = flag(False, "only check DATA, as the DAG does first")
@@ -79,6 +93,10 @@ class StudyFlags:
     def __post_init__(self) -> None:
         if self.retries < 0:
             raise UserError(f"--retries {self.retries}: must be 0 or more")
+        if self.best_epochs < 0:
+            raise UserError(f"--best-epochs {self.best_epochs}: must be 1 or more")
+        if self.search is None and (self.space or self.best_epochs):
+            raise UserError("--space and --best-epochs go with --search N")
         parse_macros(self.settings)
 
     @property
@@ -96,9 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problem = find_problem(*REPORT_NEEDS)  # found now, not after a hundred jobs
     if problem:
         raise UserError(f"the report at the DAG's end could not be made: {problem}")
-    if flags.out is None or flags.jobs < 1:
+    if flags.out is None or (flags.jobs is not None and flags.jobs < 1):
         raise UserError("--out DIR and --jobs N (at least 1) are needed to write a study")
-    write_study(flags, flags.out)
+    if flags.search is not None:
+        write_search_study(flags, flags.search, flags.out)
+    else:
+        write_study(flags, flags.out)
     log.info("next: cd %s && condor_submit_dag study.dag", shlex.quote(str(flags.out)))
     return 0
 
@@ -164,7 +185,7 @@ def parse_macros(texts: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Z][A-Z_]*", name):
             raise UserError(f"{text!r} is not a NAME=VALUE for condor/train.sub, such as EPOCHS=5")
-        if name in ("N", "SEED", "DATA", "LOG", "RESULTS", "ROOT"):
+        if name in ("N", "SEED", "DATA", "LOG", "RESULTS", "ROOT", "TRIAL", "CHOSEN"):
             raise UserError(f"{name} is set by the study itself; leave {text!r} out")
         if name not in (known := find_settings(SUBMIT_FILE.read_text())):
             close = difflib.get_close_matches(name, sorted(known), n=1)
@@ -190,26 +211,66 @@ def find_settings(submit: str) -> set[str]:
 
 def write_study(flags: StudyFlags, out: Path) -> None:
     """The folder of the study; a DAG that is there already is not overwritten."""
-    dag = out / "study.dag"
-    if dag.exists():
+    refuse_old(out)
+    report = REPORT.format(python=PYTHON, script=quote_script("grid_report"))
+    dag = make_dag(flags.data, flags.jobs or 1, flags.retries, flags.macros)
+    write_folder(out, {"report.sh": report, "study.dag": dag}, flags)
+
+
+def write_search_study(flags: StudyFlags, num_trials: int, out: Path) -> None:
+    """The same for a search; its data is asked for at once."""
+    if problem := find_problem(*SEARCH_NEEDS):
+        raise UserError(f"the scripts of the search could not run: {problem}")
+    from scripts.trials.dag import SearchDag, make_files, plan_search
+    from scripts.trials.search_file import write_search
+
+    refuse_old(out)
+    search, macros = out / "search", flags.macros
+    wanted = (num_trials, flags.jobs or 4, flags.space, flags.metric)
+    plan = plan_search(flags.data, *wanted, macros, search)
+    check_data(flags.data, macros)
+    is_path = flags.data != "dummy" and "://" not in flags.data
+    data = str(Path(flags.data).absolute()) if is_path else flags.data
+    values = common_values(data) | macros | {"SEED": "0"}
+    dag = SearchDag(plan, SUBMIT_FILE, values, flags.retries, flags.best_epochs)
+    search.mkdir(parents=True)
+    write_search(search, plan)
+    write_folder(out, make_files(dag, PYTHON, ROOT), flags)
+
+
+def refuse_old(out: Path) -> None:
+    """Raises for a folder that has a study."""
+    if (dag := out / "study.dag").exists():
         raise UserError(
             f"{dag} exists; submit it again to continue, or choose another --out for a new study"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    python, script = shlex.quote(sys.executable), shlex.quote(str(ROOT / "scripts/condor_study.py"))
+
+
+def quote_script(name: str) -> str:
+    return shlex.quote(str(ROOT / "scripts" / f"{name}.py"))
+
+
+def write_folder(out: Path, files: Mapping[str, str], flags: StudyFlags) -> None:
+    """Writes the files, and those that every study has."""
     words = [flags.data, *(f"{name}={value}" for name, value in flags.macros.items())]
-    check = CHECK.format(python=python, script=script, arguments=shlex.join(words))
-    report = REPORT.format(python=python, script=shlex.quote(str(ROOT / "scripts/grid_report.py")))
-    for name, text in (("check.sh", check), ("report.sh", report)):
+    check = CHECK.format(
+        python=PYTHON, script=quote_script("condor_study"), arguments=shlex.join(words)
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in ({"check.sh": check, "noop.sub": NOOP} | dict(files)).items():
         (out / name).write_text(text)
-        (out / name).chmod(0o755)
-    (out / "noop.sub").write_text(NOOP)
-    dag.write_text(make_dag(flags.data, flags.jobs, flags.retries, flags.macros))
+        if name.endswith(".sh"):
+            (out / name).chmod(0o755)
+
+
+def common_values(data: str) -> dict[str, str]:
+    """What all jobs of a study are submitted with."""
+    return {"N": "1", "DATA": data, "LOG": "study.log", "RESULTS": "results", "ROOT": str(ROOT)}
 
 
 def make_dag(data: str, num_jobs: int, num_retries: int, macros: Mapping[str, str]) -> str:
     """The DAG: check, then all jobs, and at the end the report, even after failures."""
-    common = {"N": "1", "DATA": data, "LOG": "study.log", "RESULTS": "results", "ROOT": str(ROOT)}
+    common = common_values(data)
     names = [f"job{i:0{len(str(num_jobs - 1))}d}" for i in range(num_jobs)]
     lines = [
         "# Written by scripts/condor_study.py. Submit it here: condor_submit_dag study.dag",

@@ -17,15 +17,23 @@ from dataset.packages import require_extra, require_packages
 require_packages("numpy", "submitit", "torch")
 require_extra("optuna", "pip install optuna")
 
-from dataset.errors import DONE, run_command
+from dataset.errors import DONE, UserError, run_command
 from dataset.flags import REQUIRED, flag, flags_of, make_parser, parse_flags, split_words
 from report.search.trials import SEARCH_FILE
 from report.table import to_json, to_markdown
 from report.words import count
 from scripts.jobs.run_folder import relative_data
 from scripts.jobs.train_run import CLUSTERS, SlurmOptions
+from scripts.trials.chain import submit_chain
+from scripts.trials.results import best_words
 from scripts.trials.run_search import ask_search, cancel_search, run_search
-from scripts.trials.search_file import SearchPlan, check_plan, extend_search, read_search
+from scripts.trials.search_file import (
+    SearchPlan,
+    check_plan,
+    extend_search,
+    read_search,
+    write_search,
+)
 from scripts.trials.store import read_trials
 
 log = logging.getLogger("trainyard")
@@ -35,9 +43,12 @@ EXAMPLE = """examples:
       -- -a resnet18 -b 256 --epochs 9
   python scripts/search.py DATA --trials 20 --cluster slurm --jobs 4 --partition gpu --prune \\
       --space "lr=log:0.01..10, wd=log:1e-6..1e-3, recipe=sgd|lars" -- -b 1024 --epochs 18
+  python scripts/search.py DATA --trials 20 --cluster slurm --chain --best-epochs 90 \\
+      --space "lr=log:0.01..10" -- -b 1024 --epochs 18
   python scripts/search.py status DIR      its trials, the best first
   python scripts/search.py resume DIR      goes on, after Ctrl-C, a kill or a reboot
   python scripts/search.py cancel DIR      stops its trials with a checkpoint; resume continues
+  python scripts/search.py best DIR        the flags that train the best, one word a line
 
 --space: FLAG=LOW..HIGH, FLAG=log:LOW..HIGH or FLAG=A|B|C, separated by commas, where FLAG is any
 flag of `python -m train`. Flags after -- go to every trial.
@@ -58,8 +69,20 @@ class NewSearch:
     gpus: int = flag(1, "GPUs of a trial (with --device cpu: ranks); default 1")
     seed: int = flag(0, "seed of the choices, not of the trainings; default 0")
     keep_checkpoints: bool = flag(False, "keep those of all trials, not of the best alone")
+    chain: bool = flag(
+        False, "slurm: submit search, training of the best, evaluation and page as jobs; return"
+    )
+    best_epochs: int = flag(0, "with --chain: epochs of the best's training; default: the trials'")
     out: Path | None = flag(None, "the search's folder; default run_results/searches/<time>")
     slurm: SlurmOptions = flags_of(SlurmOptions, "passed on to sbatch")
+
+    def __post_init__(self) -> None:
+        if self.best_epochs < 0:
+            raise UserError(f"--best-epochs {self.best_epochs}: must be 1 or more")
+        if self.chain and self.cluster != "slurm":
+            raise UserError("--chain submits SLURM jobs; add --cluster slurm, or leave it out")
+        if self.best_epochs and not self.chain:
+            raise UserError("--best-epochs goes with --chain")
 
     def make_plan(self, folder: Path, train_flags: list[str]) -> SearchPlan:
         default = 4 if self.cluster == "slurm" else 1
@@ -91,6 +114,11 @@ class StatusFlags(OldSearch):
     format: str = flag("md", None, choices=("md", "json"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class BestFlags(OldSearch):
+    epochs: int = flag(0, "epochs of the training; default: as in the trial")
+
+
 def main() -> int:
     """Starts a search, or shows the status of one, resumes it or cancels it."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -102,12 +130,14 @@ def main() -> int:
         return _resume(_parse_old(OldSearch, words))
     if command == "cancel":
         return _cancel(_parse_old(OldSearch, words))
+    if command == "best":
+        return _best(_parse_old(BestFlags, words))
     ours, train_flags = split_words(words)
     return _start(parse_flags(NewSearch, make_parser(__doc__, EXAMPLE), ours), train_flags)
 
 
 def _parse_old(flags: type[Old], words: list[str]) -> Old:
-    """The flags of `search.py status`, `resume` or `cancel`."""
+    """The flags of `search.py status`, `resume`, `cancel` or `best`."""
     parser = make_parser(None, EXAMPLE, prog=f"search.py {words[0]}")
     return parse_flags(flags, parser, words[1:])
 
@@ -121,7 +151,12 @@ def _start(flags: NewSearch, train_flags: list[str]) -> int:
         has_values = any(trial.value is not None for trial in read_trials(folder).values())
         plan = extend_search(read_search(folder), plan, folder, has_values)
     folder.mkdir(parents=True, exist_ok=True)
-    return run_search(folder, plan)
+    if not flags.chain:
+        return run_search(folder, plan)
+    write_search(folder, plan)
+    submit_chain(folder, plan, flags.best_epochs)
+    log.info("submitted; see how far it is with: search.py status %s", folder)
+    return DONE
 
 
 def _resume(flags: OldSearch) -> int:
@@ -138,6 +173,16 @@ def _status(flags: StatusFlags) -> int:
 def _cancel(flags: OldSearch) -> int:
     trials = count(cancel_search(flags.folder.absolute()), "trial")
     log.info("%s ended; continue with: search.py resume %s", trials, flags.folder)
+    return DONE
+
+
+def _best(flags: BestFlags) -> int:
+    folder = flags.folder.absolute()
+    plan = read_search(folder)
+    words = best_words(plan, list(read_trials(folder).values()), folder, flags.epochs)
+    if not words:
+        raise UserError(f"no trial of {flags.folder} has a result; see search.py status")
+    print("\n".join(words))
     return DONE
 
 

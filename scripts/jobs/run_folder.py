@@ -12,13 +12,14 @@ from dataset.errors import PassingError, UserError
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[bool]:
+def only_one(folder: Path, waits: bool = False) -> Iterator[bool]:
     """Holds the folder's lock: two starts would submit its trainings twice.
 
-    The value is whether it is locked: False on a file system without locks.
+    The value is whether it is locked: False on a file system without locks. `waits`: until the
+    other process ends, as do the short ones of a DAG.
     """
     try:
-        lock, has_lock = lock_file(folder / ".lock")
+        lock, has_lock = lock_file(folder / ".lock", waits=waits)
     except BlockingIOError:
         raise PassingError(
             f"{folder} is being run by another process; ask for its status"

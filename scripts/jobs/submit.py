@@ -114,10 +114,15 @@ def _local_gpus(place: Place, run: TrainRun, slot: int) -> dict[str, Any]:
     return {"gpus_per_node": run.num_gpus, "visible_gpus": gpus}
 
 
-def submit_slurm(place: Place, runs: Sequence[TrainRun], folder: Path) -> list[str]:
-    """Submits the runs of one size, repeats as an array; returns their job ids."""
+def require_sbatch() -> None:
+    """Raises where no job can be submitted."""
     if shutil.which("sbatch") is None:
         raise UserError("no sbatch here; run this on a login node, or use --cluster local")
+
+
+def submit_slurm(place: Place, runs: Sequence[TrainRun], folder: Path) -> list[str]:
+    """Submits the runs of one size, repeats as an array; returns their job ids."""
+    require_sbatch()
     executor = SlurmExecutor(log_folder(folder, runs[0]))
     executor.update_parameters(**slurm_parameters(place, runs[0]))
     tasks = [make_task(run.argv) for run in runs]
@@ -168,15 +173,13 @@ def describe(place: Place, runs: Sequence[TrainRun], folder: Path) -> str:
 
 def slurm_states(job_ids: Sequence[str]) -> dict[str, str]:
     """The states of the jobs that are queued or running: `RUNNING`, `PENDING Priority`."""
-    command = [
-        "squeue",
-        "--noheader",
-        "--array",
-        "--user",
-        getpass.getuser(),
-        "--format",
-        "%i %T %r",
-    ]
+    known = {line[0]: " ".join(line[1:]) for line in _squeue("--array", "--format=%i %T %r")}
+    return {job_id: known[job_id] for job_id in job_ids if job_id in known}
+
+
+def _squeue(*options: str) -> list[list[str]]:
+    """The words of squeue's lines about this user's jobs, three a line at most."""
+    command = ["squeue", "--noheader", "--user", getpass.getuser(), *options]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_S)
     except FileNotFoundError:
@@ -186,8 +189,7 @@ def slurm_states(job_ids: Sequence[str]) -> dict[str, str]:
     if answer.returncode != 0:
         raise PassingError(f"squeue failed: {answer.stderr.strip()}; ask again later")
     lines = [line.split(maxsplit=2) for line in answer.stdout.splitlines()]
-    known = {line[0]: " ".join(line[1:]) for line in lines if len(line) >= 2}
-    return {job_id: known[job_id] for job_id in job_ids if job_id in known}
+    return [line for line in lines if len(line) >= 2]
 
 
 def slurm_end(job_id: str) -> str:
@@ -216,7 +218,8 @@ def adopt_job(cluster: str, run: TrainRun, folder: Path) -> str | None:
     if cluster == "local":
         pids = (path.name for path in Path("/proc").iterdir() if path.name.isdigit())
         return next((pid for pid in pids if _controls(pid, logs)), None)
-    return None
+    jobs = _squeue(f"--name={run.group}", "--format=%i %o")  # %o: the script, which lies there
+    return next((line[0] for line in jobs if Path(line[1]).parent == logs), None)
 
 
 def _controls(pid: str, logs: Path) -> bool:

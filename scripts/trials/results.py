@@ -11,8 +11,10 @@ from typing import Any
 from dataset.errors import UserError
 from report.record_shape import is_number
 from report.search.trials import Trial, find_best
-from scripts.trials.search_file import SearchPlan, full_command
+from scripts.trials.search_file import SearchPlan, full_flags
 from train.records.record import read_epochs
+
+ENOUGH_FAILURES = 3  # while nothing has ended well: the fourth would fail too
 
 
 def read_metric(folder: Path, metric: str) -> dict[int, float]:
@@ -27,6 +29,13 @@ def read_metric(folder: Path, metric: str) -> dict[int, float]:
             "(val_ may be left out) with --metric, and the same --out"
         )
     return found
+
+
+def find_end(trial: Trial, metric: str) -> tuple[str, float | None, str]:
+    """(state, value, note) of a trial that was trained to its end."""
+    if trial.reports:
+        return "complete", trial.reports[max(trial.reports)], ""
+    return "pruned", None, f"its {metric} is not a number"
 
 
 def _has(record: Mapping[str, Any], metric: str) -> bool:
@@ -50,8 +59,18 @@ def describe_params(trial: Trial) -> str:
 
 def best_command(plan: SearchPlan, trials: Sequence[Trial], folder: Path) -> str:
     """The command that trains the best trial's model, or an empty string."""
+    words = best_words(plan, trials, folder)
+    return shlex.join(["python", "-m", "train", *words]) if words else ""
+
+
+def best_words(
+    plan: SearchPlan, trials: Sequence[Trial], folder: Path, epochs: int = 0
+) -> list[str]:
+    """The trainer's flags for the best trial's model, with EPOCHS for so many; or none."""
     best = find_best(trials, plan.metric)
-    return shlex.join(full_command(plan, best, folder)) if best else ""
+    if best is None:
+        return []
+    return [*full_flags(plan, best, folder), *(["--epochs", str(epochs)] if epochs else [])]
 
 
 def drop_losers(

@@ -8,7 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from dataset.errors import DIVERGED, DONE, TRY_AGAIN, USER_MISTAKE, CommandError, PassingError
+from dataset.errors import (
+    DIVERGED,
+    DONE,
+    TRY_AGAIN,
+    USER_MISTAKE,
+    CommandError,
+    PassingError,
+    UserError,
+)
 from report.search.tables import trial_table
 from report.search.trials import Trial, find_best
 from report.table import Table, to_markdown
@@ -17,24 +25,26 @@ from scripts.jobs.run_folder import only_one
 from scripts.jobs.state import RunState, StateLog, find_states, log_tail
 from scripts.jobs.submit import adopt_job, cancel_jobs, reap, submit_local, submit_slurm
 from scripts.trials.results import (
+    ENOUGH_FAILURES,
     best_command,
     describe_params,
     drop_losers,
+    find_end,
     read_metric,
 )
-from scripts.trials.search_file import SearchPlan, read_search, trial_run, write_search
+from scripts.trials.search_file import CONDOR, SearchPlan, read_search, trial_run, write_search
 from scripts.trials.store import Store, read_trials
 from train.config import parse_config
 
 log = logging.getLogger("trainyard")
 POLL_S = {"local": 0.5, "slurm": 5.0}
 MAX_STARTS = 3  # of one trial that is stopped again and again, by one search.py
-ENOUGH_FAILURES = 3  # while nothing has ended well: the fourth would fail too
 CANCELLED = "cancelled"  # a file: the search that runs starts nothing more, and ends
 
 
 def run_search(folder: Path, plan: SearchPlan) -> int:
     """Runs the trials that are missing and prints the best of all."""
+    refuse_dag(folder, plan)
     with only_one(folder) as has_lock:
         write_search(folder, plan)
         (folder / CANCELLED).unlink(missing_ok=True)
@@ -113,7 +123,7 @@ class _SearchLoop:
             num_epochs = parse_config(list(state.run.argv)).epochs
             trial, is_hopeless = self._store.report(trial, values, num_epochs)
         if state.state == "done":
-            self._end_done(trial)
+            self._end(trial, *find_end(trial, self._plan.metric))
         elif state.state == "failed" and not self._may_go_on(trial, state):
             self._end_failed(trial, state)
         elif is_hopeless and state.is_active:
@@ -126,12 +136,6 @@ class _SearchLoop:
         if state.exit_code is None:
             return self._starts[trial.number] == 0
         return state.exit_code == TRY_AGAIN
-
-    def _end_done(self, trial: Trial) -> None:
-        if trial.reports:
-            self._end(trial, "complete", trial.reports[max(trial.reports)])
-        else:  # trained, but its metric was never a number
-            self._end(trial, "pruned", None, f"its {self._plan.metric} is not a number")
 
     def _end_failed(self, trial: Trial, state: RunState) -> None:
         if state.exit_code == DIVERGED:  # a result too: the sampler must keep away from there
@@ -217,6 +221,8 @@ def _conclude(folder: Path, plan: SearchPlan, trials: list[Trial], first_code: i
 def ask_search(folder: Path) -> Table:
     """The trials, and where those that run are."""
     plan, trials = read_search(folder), list(read_trials(folder).values())
+    if plan.cluster == CONDOR:  # condor_q -dag knows its jobs
+        return trial_table(trials, plan.metric, f"search {folder}")
     running = [trial for trial in trials if not trial.is_over]
     states = _find_states(plan, running, folder)
     details = {
@@ -228,8 +234,18 @@ def ask_search(folder: Path) -> Table:
 
 def cancel_search(folder: Path) -> int:
     """Ends the trials that run, and the search that waits for them; returns how many there were."""
+    refuse_dag(folder, plan := read_search(folder))
     (folder / CANCELLED).touch()
-    return _cancel_trials(read_search(folder), list(read_trials(folder).values()), folder)
+    return _cancel_trials(plan, list(read_trials(folder).values()), folder)
+
+
+def refuse_dag(folder: Path, plan: SearchPlan) -> None:
+    """Raises for a search whose trials are nodes of a DAG."""
+    if plan.cluster == CONDOR:
+        raise UserError(
+            f"{folder} is run by a DAG: continue it with `condor_submit_dag study.dag` in "
+            f"{folder.parent}, stop it with condor_rm"
+        )
 
 
 def _cancel_trials(plan: SearchPlan, trials: Sequence[Trial], folder: Path) -> int:

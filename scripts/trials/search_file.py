@@ -24,6 +24,7 @@ from scripts.jobs.train_run import (
 from scripts.trials.space import Space, check_space, parse_space, to_flags
 from train.config import parse_config
 
+CONDOR = "condor"  # the cluster of a search whose trials are nodes of a DAG
 # What another start of the same search may change.
 _FREE = ("trials", "jobs", "slurm", "keep_checkpoints")
 
@@ -97,11 +98,11 @@ def trial_run(plan: SearchPlan, trial: Trial, folder: Path) -> TrainRun:
     )
 
 
-def full_command(plan: SearchPlan, trial: Trial, folder: Path) -> list[str]:
-    """The command that trains a trial's model again, as it was trained in the search."""
+def full_flags(plan: SearchPlan, trial: Trial, folder: Path) -> list[str]:
+    """The flags that train a trial's model again, as it was trained in the search."""
     output = from_here(folder / "best")
     words = [*base_flags(plan, folder), *to_flags(trial.params), "--output", output]
-    return ["python", "-m", "train", *words, "--save-model"]
+    return [*words, "--save-model"]
 
 
 def write_search(folder: Path, plan: SearchPlan) -> None:
@@ -152,7 +153,7 @@ def _plan_from(record: dict[str, Any]) -> SearchPlan:
         _check(type(record[name]) is int, name, record[name])
     for name in ("prune", "keep_checkpoints"):
         _check(isinstance(record[name], bool), name, record[name])
-    _check(record["cluster"] in CLUSTERS, "cluster", record["cluster"])
+    _check(record["cluster"] in (*CLUSTERS, CONDOR), "cluster", record["cluster"])
     _check(isinstance(flags, list) and _are_texts(flags), "train_flags", flags)
     return SearchPlan(**(record | {"train_flags": tuple(flags), "slurm": SlurmOptions(**slurm)}))
 
