@@ -67,7 +67,7 @@ class Verdict:
 def sign_test(num_better: int, num_worse: int) -> float:
     """The two-sided p of a fair coin falling so unevenly; equal pairs do not count."""
     total, fewer = num_better + num_worse, min(num_better, num_worse)
-    tail = sum(math.comb(total, k) for k in range(fewer + 1)) / 2**total
+    tail: float = sum(math.comb(total, k) for k in range(fewer + 1)) / 2**total
     return min(1.0, 2 * tail)
 
 
