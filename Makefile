@@ -80,7 +80,7 @@ demo: setup ## a fake ImageNet, a study on 1 and 2 processes, its table and repo
 # One file per question; each prints its ratios against peers of the same run. Quietest on an idle machine. The
 # records go to run_results/benchmarks/local, which git ignores; SAVE=1 writes the committed ones, which the docs show.
 # benchmarks/convergence.py, an hour by itself, is run by hand (docs/training.md).
-BENCHMARKS := loader loader_latency step ddp epoch_overhead time_to_first_step startup_exchange memory extract index order fetch placement stream osg_week large_batch
+BENCHMARKS := loader loader_latency step ddp epoch_overhead time_to_first_step startup_exchange memory extract index order fetch placement stream osg_week large_batch search
 bench: setup system ## every benchmark, as tables of ratios (an hour; BENCHMARKS="loader extract" for some; SAVE=1)
 	@for name in $(BENCHMARKS); do \
 	  printf '\n== benchmarks/%s.py\n' $$name; $(PY) benchmarks/$$name.py $(if $(SAVE),--save) || exit 1; done

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.bench import RESULTS, ROOT, describe_source, format_table
 from benchmarks.convergence_picture import draw_picture
 from benchmarks.convergence_verdict import judge, summarise, tables
-from benchmarks.extract_doc import fill
+from benchmarks.extract_doc import fill_from
 
 RECORD = RESULTS / "convergence.json"
 DOC = ROOT / "docs" / "training.md"
@@ -29,8 +29,7 @@ def make_part(result: dict[str, Any]) -> str:
 
 def make_doc(text: str, record: Path) -> str:
     """docs/training.md with what the record says; without one, it says that there is none."""
-    part = make_part(json.loads(record.read_text())) if record.exists() else NOT_RUN
-    return fill(text, "convergence", part)
+    return fill_from(text, record, make_part, NOT_RUN)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from benchmarks.convergence_verdict import (
     judge,
     list_sets,
 )
+from benchmarks.picture import svg_style, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,15 +28,11 @@ COLOURS = {UNIFORM: "#0072B2", STREAMED: "#D55E00", CONTROL: "#666666"}
 
 def draw_picture(result: dict[str, Any], path: Path) -> None:
     """Writes the SVG: its own white ground, so that it can be read on a dark page too."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     runs = result["runs"]
     sets, verdicts = list_sets(runs), judge(runs)
-    # Text stays text; a fixed salt and no date, so that the same record gives the same bytes.
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "convergence", "font.size": 9}
-    ):
+    with svg_style("convergence"):
         figure = Figure(figsize=(9.0, 5.6), layout="constrained", facecolor="white")
         grid = figure.add_gridspec(2, len(sets), height_ratios=(3, 2))
         for column, name in enumerate(sets):
@@ -59,7 +56,7 @@ def _draw_curves(axes: Axes, name: str, runs: Runs) -> None:
         axes.plot(epochs, mean, style, color=colour, linewidth=1.8, label=order)
     axes.set(title=name, xlabel="epoch", ylim=(0, 100))
     axes.locator_params(axis="x", integer=True)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_differences(axes: Axes, verdicts: Sequence[Verdict]) -> None:
@@ -83,10 +80,4 @@ def _draw_differences(axes: Axes, verdicts: Sequence[Verdict]) -> None:
         f"streamed - uniform, points: each pair of seeds, the mean and its 90 % interval; "
         f"shaded: the margin of {MARGIN:g}"
     )
-    _tidy(axes)
-
-
-def _tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(True, color="#dddddd", linewidth=0.5)
-    axes.set_axisbelow(True)
+    tidy(axes)

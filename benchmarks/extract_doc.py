@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,14 @@ def fill(text: str, name: str, part: str) -> str:
     begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
     before, rest = text.split(begin)
     return f"{before}{begin}\n\n{part}\n\n{end}{rest.split(end)[1]}"
+
+
+def fill_from(
+    text: str, record: Path, make_part: Callable[[dict[str, Any]], str], not_run: str
+) -> str:
+    """The text with what a record says between the marks of its name; `not_run` without one."""
+    part = make_part(json.loads(record.read_text())) if record.exists() else not_run
+    return fill(text, record.stem, part)
 
 
 def make_doc(text: str) -> str:

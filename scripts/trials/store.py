@@ -19,7 +19,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.samplers import TPESampler
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import TrialState
 
 from dataset.durable import sync, write_json
@@ -36,6 +36,7 @@ from scripts.trials.journal import (
     set_aside,
 )
 from scripts.trials.search_file import SearchPlan, check_plan, find_epochs
+from scripts.trials.space import Space
 
 log = logging.getLogger("trainyard")
 
@@ -94,17 +95,7 @@ class Store:
             return self.trials[number]
         while len(self._study.get_trials(deepcopy=False)) <= number:
             self._study.ask()
-        (seed,) = np.random.SeedSequence([self._plan.seed, number]).generate_state(1)
-        # One sampler a trial: a search that was resumed draws what an undisturbed one would.
-        self._study.sampler = TPESampler(seed=int(seed))
-        trial = optuna.trial.Trial(self._study, self._trial_id(number))
-        for name, distribution in self._space.items():
-            if isinstance(distribution, FloatDistribution):
-                trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
-            elif isinstance(distribution, IntDistribution):
-                trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
-            elif isinstance(distribution, CategoricalDistribution):
-                trial.suggest_categorical(name, distribution.choices)
+        draw(self._study, number, self._space, TPESampler(seed=seed_of(self._plan.seed, number)))
         drawn = from_optuna(self._frozen(number))
         return self.save(replace(drawn, began_s=time.time()))
 
@@ -151,6 +142,28 @@ class Store:
 
     def _trial_id(self, number: int) -> int:
         return self._frozen(number)._trial_id
+
+
+def seed_of(search_seed: int, number: int) -> int:
+    """The seed of one trial's draw.
+
+    One sampler a trial: a search that was resumed draws what an undisturbed one would.
+    """
+    (seed,) = np.random.SeedSequence([search_seed, number]).generate_state(1)
+    return int(seed)
+
+
+def draw(study: optuna.Study, number: int, space: Space, sampler: BaseSampler) -> None:
+    """Draws the flags of a trial that the study has asked for."""
+    study.sampler = sampler
+    trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+    for name, distribution in space.items():
+        if isinstance(distribution, FloatDistribution):
+            trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
+        elif isinstance(distribution, IntDistribution):
+            trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
+        elif isinstance(distribution, CategoricalDistribution):
+            trial.suggest_categorical(name, distribution.choices)
 
 
 def write_trial(folder: Path, trial: Trial) -> None:

@@ -27,7 +27,6 @@ from benchmarks.convergence_verdict import (
     judge,
     summarise,
 )
-from dataset.errors import UserError
 
 TINY = Task(
     train_per_look=2,
@@ -177,31 +176,6 @@ def test_a_killed_benchmark_goes_on_and_trains_nothing_twice(
     drawn = (tmp_path / "convergence_quick.svg").read_bytes()
     draw_picture(record, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_bytes() == drawn
-
-
-def test_runs_of_another_commit_or_task_are_refused_until_told_to_start_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "runs.jsonl"
-    monkeypatch.setattr(convergence, "find_commit", lambda: "aaa")
-    with convergence.open_runs(path, TINY, fresh=False) as file:
-        file.add({"set": "2 classes", "order": UNIFORM, "seed": 0})
-    with pytest.raises(UserError, match=r"runs of task .* start over with --fresh"):
-        with convergence.open_runs(path, Task(), fresh=False):
-            pass
-    monkeypatch.setattr(convergence, "find_commit", lambda: "bbb")
-    with pytest.raises(UserError, match="runs of commit aaa, and this is commit bbb"):
-        with convergence.open_runs(path, TINY, fresh=False):
-            pass
-    with convergence.open_runs(path, TINY, fresh=True) as file:
-        assert file.runs == []
-
-
-def test_two_benchmarks_do_not_share_a_file(tmp_path: Path) -> None:
-    with convergence.open_runs(tmp_path / "runs.jsonl", TINY, fresh=False):
-        with pytest.raises(UserError, match="another process"):
-            with convergence.open_runs(tmp_path / "runs.jsonl", TINY, fresh=False):
-                pass
 
 
 def test_the_page_shows_what_the_record_says(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""The pictures of the docs: parts of two report pages, taken by a real browser.
+"""The pictures of the docs: parts of report pages, taken by a real browser.
 
     python -m tests.report.pictures
 
-shows run_results/published/report.html and the pages of run_results/cpu/two-core-example and
-run_results/examples/crisis, and writes docs/pictures/*.png.
+shows run_results/published/report.html and the pages of run_results/cpu/two-core-example and of
+run_results/examples, and writes docs/pictures/*.png.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.report.chromium import Browser, start_browser
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "run_results" / "published" / "report.html"
 STUDY = ROOT / "run_results" / "cpu" / "two-core-example"
-CRISIS = ROOT / "run_results" / "examples" / "crisis"  # docs/search.md has the commands
+EXAMPLES = ROOT / "run_results" / "examples"  # docs/search.md has the commands
 FOLDER = ROOT / "docs" / "pictures"
 WIDTH = 1180  # CSS pixels
 SCALE = 1.4  # GitHub shows about 1000 pixels; the rest is for dense screens
@@ -48,6 +48,7 @@ OF_STUDY = (
     Picture("time", "#time figure", "#time figure"),
     Picture("learning", "#learning .charts", "#learning .charts"),
 )
+OF_GALAXY = (Picture("search", "#search .charts", "#search .charts"),)
 OF_CRISIS = (Picture("evaluation", "#evaluation h3", "#evaluation .mistakes"),)
 _FIND = """(() => {{
   const box = (selector) => document.querySelector(selector).getBoundingClientRect();
@@ -63,7 +64,12 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, start_browser(Path(folder)) as browser:
         pages: list[tuple[Path, Sequence[Picture]]] = [(PUBLISHED, OF_PUBLISHED)]
-        for runs, of_runs in ((STUDY, OF_STUDY), (CRISIS, OF_CRISIS)):
+        of_records = (
+            (STUDY, OF_STUDY),
+            (EXAMPLES / "galaxy", OF_GALAXY),
+            (EXAMPLES / "crisis", OF_CRISIS),
+        )
+        for runs, of_runs in of_records:
             page = Path(folder, f"{runs.name}.html")
             script = ROOT / "scripts" / "report.py"
             words = ["--out", str(page), str(runs.relative_to(ROOT))]  # a picture shows the path
