@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCAL_LIMIT_MIN = 60 * 24 * 365  # submitit ends a local job after two minutes unless told otherwise
 SQUEUE_TIMEOUT_S = 60
 KILL_AFTER_S = 60.0
+# In what sbatch says when its controller is down or overloaded, and the job may be a good one.
+_PASSING = ("timed out", "unable to contact", "temporarily", "not responding", "connection")
 
 
 class _SlurmTextExecutor(SlurmExecutor):
@@ -125,7 +127,8 @@ def submit_slurm(place: Place, runs: Sequence[TrainRun], folder: Path) -> list[s
         jobs = executor.submit_array(tasks) if len(tasks) > 1 else [executor.submit(tasks[0])]
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"sbatch refused {runs[0].name}: {reason}") from None
+        kind = PassingError if any(word in reason.lower() for word in _PASSING) else UserError
+        raise kind(f"sbatch refused {runs[0].name}: {reason}") from None
     return [job.job_id for job in jobs]
 
 
@@ -168,15 +171,13 @@ def describe(place: Place, runs: Sequence[TrainRun], folder: Path) -> str:
 
 def slurm_states(job_ids: Sequence[str]) -> dict[str, str]:
     """The states of the jobs that are queued or running: `RUNNING`, `PENDING Priority`."""
-    command = [
-        "squeue",
-        "--noheader",
-        "--array",
-        "--user",
-        getpass.getuser(),
-        "--format",
-        "%i %T %r",
-    ]
+    known = {line[0]: " ".join(line[1:]) for line in _squeue("--array", "--format=%i %T %r")}
+    return {job_id: known[job_id] for job_id in job_ids if job_id in known}
+
+
+def _squeue(*options: str) -> list[list[str]]:
+    """The words of squeue's lines about this user's jobs, three a line at most."""
+    command = ["squeue", "--noheader", "--user", getpass.getuser(), *options]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_S)
     except FileNotFoundError:
@@ -186,8 +187,7 @@ def slurm_states(job_ids: Sequence[str]) -> dict[str, str]:
     if answer.returncode != 0:
         raise PassingError(f"squeue failed: {answer.stderr.strip()}; ask again later")
     lines = [line.split(maxsplit=2) for line in answer.stdout.splitlines()]
-    known = {line[0]: " ".join(line[1:]) for line in lines if len(line) >= 2}
-    return {job_id: known[job_id] for job_id in job_ids if job_id in known}
+    return [line for line in lines if len(line) >= 2]
 
 
 def slurm_end(job_id: str) -> str:
@@ -216,7 +216,8 @@ def adopt_job(cluster: str, run: TrainRun, folder: Path) -> str | None:
     if cluster == "local":
         pids = (path.name for path in Path("/proc").iterdir() if path.name.isdigit())
         return next((pid for pid in pids if _controls(pid, logs)), None)
-    return None
+    jobs = _squeue(f"--name={run.group}", "--format=%i %o")  # %o: the script, which lies there
+    return next((line[0] for line in jobs if Path(" ".join(line[1:])).parent == logs), None)
 
 
 def _controls(pid: str, logs: Path) -> bool:
@@ -238,8 +239,18 @@ def cancel_jobs(cluster: str, job_ids: Sequence[str]) -> None:
 
 def cancel_slurm(job_ids: Sequence[str]) -> None:
     """Ends jobs for good: the trainer does not requeue after scancel."""
-    if job_ids:
-        subprocess.run(["scancel", *job_ids], check=True, timeout=SQUEUE_TIMEOUT_S)
+    if not job_ids:
+        return
+    command = ["scancel", *job_ids]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_S)
+    except FileNotFoundError:
+        raise UserError("no scancel here; run this on a login node of the cluster") from None
+    except subprocess.TimeoutExpired:
+        raise PassingError("scancel does not answer; try again later") from None
+    if answer.returncode != 0:
+        reason = " ".join(answer.stderr.split())
+        raise PassingError(f"scancel failed: {reason}; try again later")
 
 
 def cancel_local(job_id: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from dataset.errors import CRASH, DONE, TRY_AGAIN, PassingError, UserError
+from dataset.errors import CRASH, DONE, TRY_AGAIN, CommandError, PassingError
 from report.runs import load_runs
 from report.scaling import build_studies
 from report.scaling_tables import scaling_table
@@ -99,13 +99,13 @@ def _submit_missing(study: StudyFile, runs: list[StudyRun], folder: Path) -> Stu
     """
     states = _find_states(study, runs, folder)
     missing = [s.run for s in states if s.state != "done" and not s.is_active]
-    refusals: list[UserError] = []
+    refusals: list[CommandError] = []
     num_submitted = 0
     for _, same_size in groupby(missing, key=lambda run: run.num_gpus):
         group = list(same_size)
         try:
             job_ids = submit_slurm(study.plan.place, group, folder)
-        except UserError as error:
+        except CommandError as error:
             refusals.append(error)
             continue
         for run, job_id in zip(group, job_ids, strict=True):

@@ -8,7 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from dataset.errors import DIVERGED, DONE, TRY_AGAIN, USER_MISTAKE, CommandError, PassingError
+from dataset.errors import (
+    DIVERGED,
+    DONE,
+    TRY_AGAIN,
+    USER_MISTAKE,
+    CommandError,
+    PassingError,
+    UserError,
+)
 from report.search.tables import trial_table
 from report.search.trials import Trial, find_best
 from report.table import Table, to_markdown
@@ -16,6 +24,7 @@ from report.words import count
 from scripts.jobs.run_folder import only_one
 from scripts.jobs.state import RunState, StateLog, find_states, log_tail
 from scripts.jobs.submit import adopt_job, cancel_jobs, reap, submit_local, submit_slurm
+from scripts.jobs.train_run import TrainRun
 from scripts.trials.results import (
     best_command,
     describe_params,
@@ -31,6 +40,7 @@ POLL_S = {"local": 0.5, "slurm": 5.0}
 MAX_STARTS = 3  # of one trial that is stopped again and again, by one search.py
 ENOUGH_FAILURES = 3  # while nothing has ended well: the fourth would fail too
 CANCELLED = "cancelled"  # a file: the search that runs starts nothing more, and ends
+MAX_REFUSALS = 60  # by sbatch in a row, 5 s apart, while no trial runs that would make room
 
 
 def run_search(folder: Path, plan: SearchPlan) -> int:
@@ -55,6 +65,9 @@ class _SearchLoop:
         self._slots: dict[int, int] = {}  # of trials with a job: which of plan.jobs places it has
         self._ended_well = len(store.trials) > failed
         self._num_failed = 0
+        self._to_cancel: set[int] = set()  # hopeless trials, until their jobs are cancelled
+        self._num_refused = 0  # submissions in a row, while nothing ran
+        self._warning = ""  # the last one, until a look without any
         self.first_code = TRY_AGAIN  # of the first trial that failed
         self._log = StateLog()
 
@@ -70,21 +83,39 @@ class _SearchLoop:
             self._say_interrupted()
             raise
         except CommandError:
-            cancel_search(self._folder)
+            self._cancel_at_end()
             raise
+
+    def _cancel_at_end(self) -> None:
+        try:
+            cancel_search(self._folder)
+        except PassingError as error:
+            log.warning("%s, with: search.py cancel %s", error, self._folder)
 
     def _tick(self) -> bool:
         """Looks at everything once; False when nothing runs and nothing is left to start."""
         try:
-            states = self._find_states()
-        except PassingError as error:  # SLURM's controller may be down for a while
-            log.warning("%s", error)
+            goes_on = self._look_and_start()
+        except PassingError as error:  # SLURM's controller may be down or refuse jobs for a while
+            if str(error) != self._warning:
+                log.warning("%s", error)
+            self._warning = str(error)
             return True
+        self._warning = ""
+        return goes_on
+
+    def _look_and_start(self) -> bool:
+        states = self._find_states()
         busy = {number for number, state in states.items() if state.is_active}
         self._slots = {number: slot for number, slot in self._slots.items() if number in busy}
         for number, state in states.items():
             self._look_at(self._store.trials[number], state)
         drop_losers(self._plan, list(self._store.trials.values()), busy, self._folder)
+        self._to_cancel &= busy
+        cancel_jobs(
+            self._plan.cluster, [self._store.trials[n].jobs[-1] for n in sorted(self._to_cancel)]
+        )
+        self._to_cancel.clear()
         num_started = self._start_more(busy, states)
         return bool(busy) or num_started > 0
 
@@ -118,7 +149,7 @@ class _SearchLoop:
             self._end_failed(trial, state)
         elif is_hopeless and state.is_active:
             self._end(trial, "pruned", values[max(values)], "was behind the others")
-            cancel_jobs(self._plan.cluster, [trial.jobs[-1]])
+            self._to_cancel.add(trial.number)
 
     def _may_go_on(self, trial: Trial, state: RunState) -> bool:
         """Whether a job that failed is worth another: a passing failure, or one without a record
@@ -176,16 +207,31 @@ class _SearchLoop:
     def _start(self, trial: Trial) -> None:
         """Submits the trial's training, unless a job of a search that was killed has it."""
         run, slot = trial_run(self._plan, trial, self._folder), self._free_slot()
-        self._starts[trial.number] += 1
         job_id = adopt_job(self._plan.cluster, run, self._folder)
         if job_id is None:
+            job_id = self._submit(run, slot)
             log.info("%s  starts: %s", trial.name, describe_params(trial))
-            if self._plan.cluster == "local":
-                job_id = submit_local(self._plan.place, run, self._folder, slot).job_id
-            else:
-                (job_id,) = submit_slurm(self._plan.place, [run], self._folder)
+        self._starts[trial.number] += 1
         self._slots[trial.number] = slot
         self._store.save(trial.with_job(str(job_id)))
+
+    def _submit(self, run: TrainRun, slot: int) -> str:
+        """The id of the run's job; PassingError for a refusal that is not about the job itself.
+
+        That is so once jobs with the same options were accepted, or while others run: there may
+        be a limit of jobs.
+        """
+        if self._plan.cluster == "local":
+            return submit_local(self._plan.place, run, self._folder, slot).job_id
+        try:
+            (job_id,) = submit_slurm(self._plan.place, [run], self._folder)
+        except UserError as error:
+            self._num_refused = 0 if self._slots else self._num_refused + 1
+            if not self._slots and (not self._starts or self._num_refused > MAX_REFUSALS):
+                raise
+            raise PassingError(str(error)) from None
+        self._num_refused = 0
+        return job_id
 
     def _free_slot(self) -> int:
         taken = set(self._slots.values())

@@ -51,6 +51,8 @@ class SearchPlan:
                 raise UserError(f"--{name} {value}: must be from 1 to {MAX_TRIALS}")
         if self.seed < 0:
             raise UserError(f"--seed {self.seed}: must be 0 or more")
+        if self.cluster == "slurm":
+            self.slurm.check_sizes([self.gpus])
 
     @property
     def place(self) -> Place:

@@ -48,10 +48,19 @@ class Jobs:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(run_search, "submit_local", self.submit)
+        monkeypatch.setattr(run_search, "submit_slurm", self.submit_slurm)
         monkeypatch.setattr(run_search, "adopt_job", self.adopt)
         monkeypatch.setattr(run_search, "cancel_jobs", self.cancel)
         monkeypatch.setattr(run_search, "reap", lambda _: None)
         monkeypatch.setattr(state, "is_local_alive", self.is_alive)
+        monkeypatch.setattr(state, "slurm_states", self.slurm_states)
+        monkeypatch.setattr(state, "slurm_end", lambda _: "")
+
+    def submit_slurm(self, place: object, runs: Sequence[TrainRun], folder: Path) -> list[str]:
+        return [self.submit(place, run, folder, 0).job_id for run in runs]
+
+    def slurm_states(self, job_ids: Sequence[str]) -> dict[str, str]:
+        return {job_id: "RUNNING" for job_id in job_ids if self.is_alive(job_id)}
 
     def submit(self, _place: object, run: TrainRun, folder: Path, _slot: int) -> StartedJob:
         raise NotImplementedError
