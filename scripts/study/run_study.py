@@ -15,7 +15,7 @@ from report.scaling_tables import scaling_table
 from report.table import Table, to_markdown, to_writable
 from report.words import count
 from scripts.jobs.run_folder import only_one
-from scripts.jobs.state import LogFollower, RunState, StateLog, find_states, log_tail
+from scripts.jobs.state import POLL_S, LogFollower, RunState, StateLog, find_states, log_tail
 from scripts.jobs.submit import cancel_jobs, cancel_local, submit_local, submit_slurm
 from scripts.jobs.train_run import TrainRun
 from scripts.study.microbatch import find_microbatches, share_microbatch
@@ -24,7 +24,6 @@ from scripts.study.state_table import state_table
 from scripts.study.study_file import StudyFile, read_study, write_study
 
 log = logging.getLogger("trainyard")
-POLL_S = {"local": 0.5, "slurm": 5.0}
 
 
 def run_study(study: StudyFile, folder: Path, wait: bool) -> int:
