@@ -20,6 +20,7 @@ from submitit.slurm.slurm import SlurmExecutor
 from dataset.errors import PassingError, UserError
 from report.words import count
 from scripts.jobs.train_run import Place, TrainRun
+from train.ranks.gpus import count_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL_LIMIT_MIN = 60 * 24 * 365  # submitit ends a local job after two minutes unless told otherwise
@@ -98,9 +99,24 @@ def submit_local(place: Place, run: TrainRun, folder: Path, slot: int = 0) -> su
         signal.signal(signal.SIGINT, before)
 
 
+def require_gpus(place: Place, num_jobs: int, num_gpus: int) -> None:
+    """Raises if this machine has fewer GPUs than so many trainings at once use."""
+    devices = count_devices()
+    if place.cluster != "local" or not place.uses_gpus or not devices:
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = devices if visible is None else len([name for name in visible.split(",") if name])
+    if there < num_jobs * num_gpus:
+        why = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
+        raise UserError(
+            f"--jobs {num_jobs} with --gpus {num_gpus} needs {num_jobs * num_gpus} GPUs, here "
+            f"{'is' if there == 1 else 'are'} {there}{why}; give fewer --jobs or --gpus"
+        )
+
+
 def _local_gpus(place: Place, run: TrainRun, slot: int) -> dict[str, Any]:
     """submitit hides all GPUs of this machine from a local job that does not ask for them."""
-    if not place.uses_gpus or not Path("/dev/nvidia0").exists():
+    if not place.uses_gpus or not count_devices():
         return {}
     first, end = slot * run.num_gpus, (slot + 1) * run.num_gpus
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -217,7 +233,7 @@ def adopt_job(cluster: str, run: TrainRun, folder: Path) -> str | None:
         pids = (path.name for path in Path("/proc").iterdir() if path.name.isdigit())
         return next((pid for pid in pids if _controls(pid, logs)), None)
     jobs = _squeue(f"--name={run.group}", "--format=%i %o")  # %o: the script, which lies there
-    return next((line[0] for line in jobs if Path(" ".join(line[1:])).parent == logs), None)
+    return next((line[0] for line in jobs if Path(line[1]).parent == logs), None)
 
 
 def _controls(pid: str, logs: Path) -> bool:

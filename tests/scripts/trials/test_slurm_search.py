@@ -20,6 +20,7 @@ from dataset.errors import CommandError, PassingError, UserError
 from scripts.jobs.submit import adopt_job, cancel_slurm, log_folder, submit_slurm
 from scripts.jobs.train_run import Place, SlurmOptions, TrainRun
 from scripts.trials import run_search as loop
+from scripts.trials import trial_jobs
 from scripts.trials.run_search import run_search
 from scripts.trials.store import read_trials
 from tests.scripts.trials.searches import make_plan
@@ -42,17 +43,19 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return found
 
 
-def refuse(patch: pytest.MonkeyPatch, refused: Sequence[int], error: CommandError) -> list[int]:
+def refuse(
+    jobs: StandIn, patch: pytest.MonkeyPatch, refused: Sequence[int], error: CommandError
+) -> list[int]:
     """sbatch refuses some of its calls, by number; returns the numbers of those so far."""
-    submit, calls = loop.submit_slurm, []
+    calls: list[int] = []
 
     def submit_or_refuse(*words: Any) -> list[str]:
         calls.append(len(calls))
         if calls[-1] in refused:
             raise error
-        return submit(*words)
+        return jobs.submit_slurm(*words)
 
-    patch.setattr(loop, "submit_slurm", submit_or_refuse)
+    patch.setattr(trial_jobs, "submit_slurm", submit_or_refuse)
     return calls
 
 
@@ -60,7 +63,7 @@ def refuse(patch: pytest.MonkeyPatch, refused: Sequence[int], error: CommandErro
 def test_jobs_that_are_refused_in_the_middle_are_submitted_later(
     folder: Path, jobs: StandIn, monkeypatch: pytest.MonkeyPatch, num_jobs: int
 ) -> None:
-    refuse(monkeypatch, range(1, 9), UserError("sbatch refused: QOSMaxSubmitJobPerUserLimit"))
+    refuse(jobs, monkeypatch, range(1, 9), UserError("sbatch refused: QOSMaxSubmitJobPerUserLimit"))
     assert run_search(folder, make_plan(cluster="slurm", trials=3, jobs=num_jobs)) == 0
     assert jobs.started == [f"trial{n:04d}" for n in range(3)]
 
@@ -68,7 +71,7 @@ def test_jobs_that_are_refused_in_the_middle_are_submitted_later(
 def test_a_refusal_of_the_first_job_ends_the_search_at_once(
     folder: Path, jobs: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = refuse(monkeypatch, range(99), UserError("sbatch refused: invalid partition"))
+    calls = refuse(jobs, monkeypatch, range(99), UserError("sbatch refused: invalid partition"))
     with pytest.raises(UserError, match="invalid partition"):
         run_search(folder, make_plan(cluster="slurm"))
     assert len(calls) == 1
@@ -77,7 +80,7 @@ def test_a_refusal_of_the_first_job_ends_the_search_at_once(
 def test_a_controller_that_does_not_answer_is_asked_again(
     folder: Path, jobs: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(monkeypatch, range(3), PassingError("sbatch refused: Socket timed out"))
+    refuse(jobs, monkeypatch, range(3), PassingError("sbatch refused: Socket timed out"))
     assert run_search(folder, make_plan(cluster="slurm", trials=2)) == 0
     assert len(jobs.started) == 2
 
@@ -88,10 +91,10 @@ def test_refusals_without_end_end_the_search(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    calls = refuse(monkeypatch, range(1, 999), UserError("sbatch refused: account expired"))
+    calls = refuse(jobs, monkeypatch, range(1, 999), UserError("sbatch refused: account expired"))
     with pytest.raises(UserError, match="account expired"):
         run_search(folder, make_plan(cluster="slurm", jobs=2))
-    assert len(calls) > loop.MAX_REFUSALS and caplog.text.count("account expired") == 1
+    assert len(calls) > trial_jobs.MAX_REFUSALS and caplog.text.count("account expired") == 1
     assert [trial.state for trial in read_trials(folder).values()] == ["complete", "running"]
 
 
@@ -154,7 +157,7 @@ def test_the_job_of_a_killed_search_is_found_by_its_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by its name alone, which a search in another folder may share."""
-    folder = tmp_path / "my searches" / "s"
+    folder = tmp_path / "searches" / "s"
     ours = log_folder(folder, RUN) / ".submission_file_b.sh"
     answer(monkeypatch, 0, f"11 /other/s/logs/s-trial0000/.submission_file_a.sh\n12 {ours}\n")
     assert adopt_job("slurm", RUN, folder) == "12"
