@@ -67,6 +67,12 @@ def shorten(value: Any) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
+def check_field(is_right: bool, name: str, value: Any) -> None:
+    """Raises ValueError for a field of a file that others may have edited."""
+    if not is_right:
+        raise ValueError(f"{name} is {shorten(value)}")
+
+
 def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 

@@ -50,8 +50,9 @@ EXAMPLE = """examples:
   python scripts/search.py cancel DIR      stops its trials with a checkpoint; resume continues
   python scripts/search.py best DIR        the flags that train the best, one word a line
 
---space: FLAG=LOW..HIGH, FLAG=log:LOW..HIGH or FLAG=A|B|C, separated by commas, where FLAG is any
-flag of `python -m train`. Flags after -- go to every trial.
+--space: FLAG=LOW..HIGH, FLAG=log:LOW..HIGH or FLAG=A|B|C, separated by commas, where FLAG is a
+flag of `python -m train`, but none that names files or changes nothing in the result, such as
+--output (an unknown FLAG lists those that can be searched). Flags after -- go to every trial.
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import CommandError, DataError, UserError
-from report.record_shape import is_number, shorten
+from report.record_shape import check_field, is_number
 from report.words import count
 from train.records.record import parse_json
 
@@ -32,6 +32,7 @@ class Trial:
     reports: Mapping[int, float] = field(default_factory=dict)  # the metric by epoch, from 1 on
     attrs: Mapping[str, Any] = field(default_factory=dict)  # the pruner's own notes
     jobs: tuple[str, ...] = ()  # oldest first
+    slot: int | None = None  # of those at once, the place of its last job: which GPUs it has
     began_s: float = 0.0  # unix time
     ended_s: float | None = None
     note: str = ""  # why it failed or was stopped
@@ -134,20 +135,24 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def _trial_from(record: Mapping[str, Any]) -> Trial:
     number, state, value = record["number"], record["state"], record["value"]
-    _check(type(number) is int and 0 <= number < MAX_TRIALS, "number", number)
-    _check(state in STATES, "state", state)
-    _check(value is None or is_number(value), "value", value)
+    check_field(type(number) is int and 0 <= number < MAX_TRIALS, "number", number)
+    check_field(state in STATES, "state", state)
+    check_field(value is None or is_number(value), "value", value)
     params = dict(record["params"])
-    _check(all(isinstance(p, str | int | float | bool) for p in params.values()), "params", params)
+    check_field(
+        all(isinstance(p, str | int | float | bool) for p in params.values()), "params", params
+    )
     distributions = {str(name): str(text) for name, text in record["distributions"].items()}
-    _check(params.keys() == distributions.keys(), "distributions", sorted(distributions))
+    check_field(params.keys() == distributions.keys(), "distributions", sorted(distributions))
     for name, text in distributions.items():
-        _check(is_within(params[name], read_range(text)), name, params[name])
+        check_field(is_within(params[name], read_range(text)), name, params[name])
     reports = {int(epoch): reported for epoch, reported in record["reports"].items()}
-    _check(all(map(is_number, reports.values())), "reports", reports)
+    check_field(all(map(is_number, reports.values())), "reports", reports)
     began_s, ended_s = record["began_s"], record["ended_s"]
-    _check(is_number(began_s), "began_s", began_s)
-    _check(ended_s is None or is_number(ended_s), "ended_s", ended_s)
+    check_field(is_number(began_s), "began_s", began_s)
+    check_field(ended_s is None or is_number(ended_s), "ended_s", ended_s)
+    slot = record.get("slot")  # not in a search of an earlier version
+    check_field(slot is None or (type(slot) is int and 0 <= slot < MAX_TRIALS), "slot", slot)
     return Trial(
         number=number,
         params=params,
@@ -157,6 +162,7 @@ def _trial_from(record: Mapping[str, Any]) -> Trial:
         reports=reports,
         attrs=dict(record["attrs"]),
         jobs=tuple(map(str, record["jobs"])),
+        slot=slot,
         began_s=began_s,
         ended_s=ended_s,
         note=str(record["note"]),
@@ -179,8 +185,8 @@ def read_range(text: str) -> Range:
     if "choices" in attributes:
         return Range(choices=tuple(attributes["choices"]))
     low, high, is_log = (attributes[name] for name in ("low", "high", "log"))
-    _check(is_number(low) and is_number(high) and low < high, "range", attributes)
-    _check(isinstance(is_log, bool) and (low > 0 or not is_log), "range", attributes)
+    check_field(is_number(low) and is_number(high) and low < high, "range", attributes)
+    check_field(isinstance(is_log, bool) and (low > 0 or not is_log), "range", attributes)
     return Range(low=float(low), high=float(high), is_log=is_log)
 
 
@@ -189,8 +195,3 @@ def is_within(value: Param, drawn_from: Range) -> bool:
     if drawn_from.choices:
         return value in drawn_from.choices
     return is_number(value) and drawn_from.low <= float(value) <= drawn_from.high
-
-
-def _check(is_right: bool, name: str, value: Any) -> None:
-    if not is_right:
-        raise ValueError(f"{name} is {shorten(value)}")

@@ -16,7 +16,7 @@ from dataset.errors import CommandError, UserError
 from dataset.packages import OLDEST_PYTHON, fix
 from train.ranks.cpu_isa import RISKY_FLAGS, VARIABLE, cpu_flags, find_limit, survives_bf16
 from train.ranks.cpus import allowed_cpus, cgroup_cpus, slot_cpus
-from train.ranks.gpus import explain_no_gpu, given_gpus, require_kernels
+from train.ranks.gpus import count_devices, explain_no_gpu, given_gpus, require_kernels
 from train.ranks.launch import Launch
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
@@ -165,7 +165,7 @@ def look_at_gpus(
 ) -> Finding:
     """The GPUs that were given to this process and those that it can use."""
     given = given_gpus(env)
-    num_devices = len(list(dev.glob("nvidia[0-9]*")))
+    num_devices = count_devices(dev)
     text = f"given: {', '.join(given) or 'none'}"
     if torch is None:
         return Finding("GPUs", f"{text}; {num_devices} device files; torch is needed to say more")

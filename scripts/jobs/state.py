@@ -16,6 +16,7 @@ from train.records.record import EPOCHS_FILE, RUN_FILE, read_epochs, read_run
 
 log = logging.getLogger("trainyard")
 LOG_LINES = 6
+POLL_S = {"local": 0.5, "slurm": 5.0}  # between two looks of whoever waits, by cluster
 # How a job ended: SLURM's word -> ours.
 _ENDS = {
     "BOOT_FAIL": "its node did not start",

@@ -20,11 +20,14 @@ from submitit.slurm.slurm import SlurmExecutor
 from dataset.errors import PassingError, UserError
 from report.words import count
 from scripts.jobs.train_run import Place, TrainRun
+from train.ranks.gpus import count_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL_LIMIT_MIN = 60 * 24 * 365  # submitit ends a local job after two minutes unless told otherwise
 SQUEUE_TIMEOUT_S = 60
 KILL_AFTER_S = 60.0
+# In what sbatch says when its controller is down or overloaded, and the job may be a good one.
+_PASSING = ("timed out", "unable to contact", "temporarily", "not responding", "connection")
 
 
 class _SlurmTextExecutor(SlurmExecutor):
@@ -96,9 +99,24 @@ def submit_local(place: Place, run: TrainRun, folder: Path, slot: int = 0) -> su
         signal.signal(signal.SIGINT, before)
 
 
+def require_gpus(place: Place, num_jobs: int, num_gpus: int) -> None:
+    """Raises if this machine has fewer GPUs than so many trainings at once use."""
+    devices = count_devices()
+    if place.cluster != "local" or not place.uses_gpus or not devices:
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = devices if visible is None else len([name for name in visible.split(",") if name])
+    if there < num_jobs * num_gpus:
+        why = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
+        raise UserError(
+            f"--jobs {num_jobs} with --gpus {num_gpus} needs {num_jobs * num_gpus} GPUs, here "
+            f"{'is' if there == 1 else 'are'} {there}{why}; give fewer --jobs or --gpus"
+        )
+
+
 def _local_gpus(place: Place, run: TrainRun, slot: int) -> dict[str, Any]:
     """submitit hides all GPUs of this machine from a local job that does not ask for them."""
-    if not place.uses_gpus or not Path("/dev/nvidia0").exists():
+    if not place.uses_gpus or not count_devices():
         return {}
     first, end = slot * run.num_gpus, (slot + 1) * run.num_gpus
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -130,7 +148,8 @@ def submit_slurm(place: Place, runs: Sequence[TrainRun], folder: Path) -> list[s
         jobs = executor.submit_array(tasks) if len(tasks) > 1 else [executor.submit(tasks[0])]
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"sbatch refused {runs[0].name}: {reason}") from None
+        kind = PassingError if any(word in reason.lower() for word in _PASSING) else UserError
+        raise kind(f"sbatch refused {runs[0].name}: {reason}") from None
     return [job.job_id for job in jobs]
 
 
@@ -241,8 +260,18 @@ def cancel_jobs(cluster: str, job_ids: Sequence[str]) -> None:
 
 def cancel_slurm(job_ids: Sequence[str]) -> None:
     """Ends jobs for good: the trainer does not requeue after scancel."""
-    if job_ids:
-        subprocess.run(["scancel", *job_ids], check=True, timeout=SQUEUE_TIMEOUT_S)
+    if not job_ids:
+        return
+    command = ["scancel", *job_ids]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_S)
+    except FileNotFoundError:
+        raise UserError("no scancel here; run this on a login node of the cluster") from None
+    except subprocess.TimeoutExpired:
+        raise PassingError("scancel does not answer; try again later") from None
+    if answer.returncode != 0:
+        reason = " ".join(answer.stderr.split())
+        raise PassingError(f"scancel failed: {reason}; try again later")
 
 
 def cancel_local(job_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dataset.errors import UserError
 from dataset.flags import flag
 
 CLUSTERS = ("local", "slurm")
@@ -27,6 +28,18 @@ class SlurmOptions:
     @property
     def ranks_per_node(self) -> int:
         return 4 if self.gpus_per_node is None else self.gpus_per_node
+
+    def check_sizes(self, gpus: Sequence[int]) -> None:
+        """Raises for trainings of so many GPUs that do not fill their nodes."""
+        per_node = self.ranks_per_node
+        if per_node < 1:
+            raise UserError(f"--gpus-per-node {per_node}: must be at least 1 (a rank is a GPU)")
+        uneven = [n for n in gpus if n > per_node and n % per_node]
+        if uneven:
+            raise UserError(
+                f"{uneven[0]} GPUs do not fill nodes of {per_node}; choose multiples of {per_node} "
+                "or another --gpus-per-node"
+            )
 
 
 @dataclass(frozen=True)

@@ -41,22 +41,11 @@ class StudyPlan:
         if self.repeats < 1:
             raise UserError(f"--repeats {self.repeats}: must be at least 1")
         if self.cluster == "slurm":
-            self._check_slurm()
+            self.slurm.check_sizes(self.gpus)
 
     @property
     def place(self) -> Place:
         return make_place(self.cluster, self.slurm, self.train_flags)
-
-    def _check_slurm(self) -> None:
-        per_node = self.slurm.ranks_per_node
-        if per_node < 1:
-            raise UserError(f"--gpus-per-node {per_node}: must be at least 1 (a rank is a GPU)")
-        uneven = [n for n in self.gpus if n > per_node and n % per_node]
-        if uneven:
-            raise UserError(
-                f"{uneven[0]} GPUs do not fill nodes of {per_node}; choose multiples of {per_node} "
-                "or another --gpus-per-node"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

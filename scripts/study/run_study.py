@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from dataset.errors import CRASH, DONE, TRY_AGAIN, PassingError, UserError
+from dataset.errors import CRASH, DONE, TRY_AGAIN, CommandError, PassingError
 from report.runs import load_runs
 from report.scaling import build_studies
 from report.scaling_tables import scaling_table
 from report.table import Table, to_markdown, to_writable
 from report.words import count
 from scripts.jobs.run_folder import only_one
-from scripts.jobs.state import LogFollower, RunState, StateLog, find_states, log_tail
+from scripts.jobs.state import POLL_S, LogFollower, RunState, StateLog, find_states, log_tail
 from scripts.jobs.submit import cancel_jobs, cancel_local, submit_local, submit_slurm
 from scripts.jobs.train_run import TrainRun
 from scripts.study.microbatch import find_microbatches, share_microbatch
@@ -24,7 +24,6 @@ from scripts.study.state_table import state_table
 from scripts.study.study_file import StudyFile, read_study, write_study
 
 log = logging.getLogger("trainyard")
-POLL_S = {"local": 0.5, "slurm": 5.0}
 
 
 def run_study(study: StudyFile, folder: Path, wait: bool) -> int:
@@ -99,13 +98,13 @@ def _submit_missing(study: StudyFile, runs: list[StudyRun], folder: Path) -> Stu
     """
     states = _find_states(study, runs, folder)
     missing = [s.run for s in states if s.state != "done" and not s.is_active]
-    refusals: list[UserError] = []
+    refusals: list[CommandError] = []
     num_submitted = 0
     for _, same_size in groupby(missing, key=lambda run: run.num_gpus):
         group = list(same_size)
         try:
             job_ids = submit_slurm(study.plan.place, group, folder)
-        except UserError as error:
+        except CommandError as error:
             refusals.append(error)
             continue
         for run, job_id in zip(group, job_ids, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 
 from dataset.durable import write_json
 from dataset.errors import UserError
-from report.record_shape import shorten
+from report.record_shape import check_field
 from scripts.jobs.train_run import CLUSTERS, SlurmOptions
 from scripts.study.plan import StudyPlan, make_runs
 from train.records.record import parse_json
@@ -83,18 +83,18 @@ def extend_study(old: StudyFile, wanted: StudyPlan, folder: Path) -> StudyFile:
 def _plan_from(record: dict[str, Any]) -> StudyPlan:
     """The plan of study.json; ValueError for a field of the wrong type, KeyError without one."""
     slurm = record["slurm"]
-    _check(isinstance(slurm, dict), "slurm", slurm)
+    check_field(isinstance(slurm, dict), "slurm", slurm)
     for name, value in slurm.items():
-        _check(value is None or isinstance(value, str | int), name, value)
+        check_field(value is None or isinstance(value, str | int), name, value)
     for name in ("data", "cluster", "mode"):
-        _check(isinstance(record[name], str), name, record[name])
-    _check(record["cluster"] in CLUSTERS, "cluster", record["cluster"])
+        check_field(isinstance(record[name], str), name, record[name])
+    check_field(record["cluster"] in CLUSTERS, "cluster", record["cluster"])
     gpus, flags, repeats = record["gpus"], record["train_flags"], record["repeats"]
-    _check(isinstance(gpus, list) and all(map(_is_count, gpus)), "gpus", gpus)
-    _check(isinstance(flags, list) and all(isinstance(f, str) for f in flags), "flags", flags)
-    _check(_is_count(repeats), "repeats", repeats)
+    check_field(isinstance(gpus, list) and all(map(_is_count, gpus)), "gpus", gpus)
+    check_field(isinstance(flags, list) and all(isinstance(f, str) for f in flags), "flags", flags)
+    check_field(_is_count(repeats), "repeats", repeats)
     microbatch = record.get("microbatch")  # not in a study of an earlier version
-    _check(microbatch is None or _is_count(microbatch), "microbatch", microbatch)
+    check_field(microbatch is None or _is_count(microbatch), "microbatch", microbatch)
     return StudyPlan(
         data=record["data"],
         cluster=record["cluster"],
@@ -109,17 +109,12 @@ def _plan_from(record: dict[str, Any]) -> StudyPlan:
 
 def _jobs_from(record: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     for name, ids in record.items():
-        _check(isinstance(ids, list) and all(isinstance(i, str) for i in ids), name, ids)
+        check_field(isinstance(ids, list) and all(isinstance(i, str) for i in ids), name, ids)
     return {name: tuple(ids) for name, ids in record.items()}
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 1 <= value <= MAX_COUNT
-
-
-def _check(is_right: bool, name: str, value: Any) -> None:
-    if not is_right:
-        raise ValueError(f"{name} is {shorten(value)}")
 
 
 def _describe(plan: StudyPlan) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,22 +21,22 @@ from report.search.trials import Trial, find_best
 from report.table import Table, to_markdown
 from report.words import count
 from scripts.jobs.run_folder import only_one
-from scripts.jobs.state import RunState, StateLog, find_states, log_tail
-from scripts.jobs.submit import adopt_job, cancel_jobs, reap, submit_local, submit_slurm
+from scripts.jobs.state import POLL_S, RunState, StateLog, find_states, log_tail
+from scripts.jobs.submit import cancel_jobs, reap, require_gpus
 from scripts.trials.results import (
     ENOUGH_FAILURES,
     best_command,
-    describe_params,
     drop_losers,
     find_end,
     read_metric,
 )
 from scripts.trials.search_file import CONDOR, SearchPlan, read_search, trial_run, write_search
 from scripts.trials.store import Store, read_trials
+from scripts.trials.trial_jobs import TrialJobs
 from train.config import parse_config
 
 log = logging.getLogger("trainyard")
-POLL_S = {"local": 0.5, "slurm": 5.0}
+RESULTS = ("complete", "pruned")  # states of trials that ended well
 MAX_STARTS = 3  # of one trial that is stopped again and again, by one search.py
 CANCELLED = "cancelled"  # a file: the search that runs starts nothing more, and ends
 
@@ -46,6 +45,7 @@ def run_search(folder: Path, plan: SearchPlan) -> int:
     """Runs the trials that are missing and prints the best of all."""
     refuse_dag(folder, plan)
     with only_one(folder) as has_lock:
+        require_gpus(plan.place, plan.jobs, plan.gpus)
         write_search(folder, plan)
         (folder / CANCELLED).unlink(missing_ok=True)
         store = Store(folder, plan, has_lock)
@@ -61,10 +61,11 @@ class _SearchLoop:
         self._folder, self._plan, self._store = folder, plan, store
         failed = sum(trial.state == "failed" for trial in store.trials.values())
         self._last = plan.trials + failed  # each that failed in an earlier start gets a substitute
-        self._starts: Counter[int] = Counter()
-        self._slots: dict[int, int] = {}  # of trials with a job: which of plan.jobs places it has
-        self._ended_well = len(store.trials) > failed
+        self._jobs = TrialJobs(folder, plan, store)
+        self._ended_well = any(t.state in RESULTS for t in store.trials.values())
         self._num_failed = 0
+        self._to_cancel: set[int] = set()  # hopeless trials, until their jobs are cancelled
+        self._warning = ""  # the last one, until a look without any
         self.first_code = TRY_AGAIN  # of the first trial that failed
         self._log = StateLog()
 
@@ -80,28 +81,46 @@ class _SearchLoop:
             self._say_interrupted()
             raise
         except CommandError:
-            cancel_search(self._folder)
+            self._cancel_at_end()
             raise
+
+    def _cancel_at_end(self) -> None:
+        try:
+            cancel_search(self._folder)
+        except PassingError as error:
+            log.warning("%s, with: search.py cancel %s", error, self._folder)
 
     def _tick(self) -> bool:
         """Looks at everything once; False when nothing runs and nothing is left to start."""
         try:
-            states = self._find_states()
-        except PassingError as error:  # SLURM's controller may be down for a while
-            log.warning("%s", error)
+            goes_on = self._look_and_start()
+        except PassingError as error:  # SLURM's controller may be down or refuse jobs for a while
+            if str(error) != self._warning:
+                log.warning("%s", error)
+            self._warning = str(error)
             return True
+        self._warning = ""
+        return goes_on
+
+    def _look_and_start(self) -> bool:
+        states = self._find_states()
         busy = {number for number, state in states.items() if state.is_active}
-        self._slots = {number: slot for number, slot in self._slots.items() if number in busy}
+        self._jobs.note_busy(busy)
         for number, state in states.items():
             self._look_at(self._store.trials[number], state)
         drop_losers(self._plan, list(self._store.trials.values()), busy, self._folder)
+        self._to_cancel &= busy
+        cancel_jobs(
+            self._plan.cluster, [self._store.trials[n].jobs[-1] for n in sorted(self._to_cancel)]
+        )
+        self._to_cancel.clear()
         num_started = self._start_more(busy, states)
         return bool(busy) or num_started > 0
 
     def _find_states(self) -> dict[int, RunState]:
         """The state of each trial whose job may run or must run: not of those known to be over."""
         trials = [
-            t for t in self._store.trials.values() if not t.is_over or t.number in self._slots
+            t for t in self._store.trials.values() if not t.is_over or t.number in self._jobs.slots
         ]
         for trial in trials if self._plan.cluster == "local" else ():
             for job_id in trial.jobs[-1:]:
@@ -113,8 +132,6 @@ class _SearchLoop:
         """Tells Optuna how far the trial is, and what became of it."""
         if trial.is_over:
             return
-        if state.is_active:
-            self._slots.setdefault(trial.number, self._free_slot())
         if state.state != "missing":
             self._log.say_change(state)
         values = read_metric(self._folder / trial.name, self._plan.metric)
@@ -128,13 +145,13 @@ class _SearchLoop:
             self._end_failed(trial, state)
         elif is_hopeless and state.is_active:
             self._end(trial, "pruned", values[max(values)], "was behind the others")
-            cancel_jobs(self._plan.cluster, [trial.jobs[-1]])
+            self._to_cancel.add(trial.number)
 
     def _may_go_on(self, trial: Trial, state: RunState) -> bool:
         """Whether a job that failed is worth another: a passing failure, or one without a record
         that ended together with an earlier search.py, when all was killed at once."""
         if state.exit_code is None:
-            return self._starts[trial.number] == 0
+            return self._jobs.num_starts[trial.number] == 0
         return state.exit_code == TRY_AGAIN
 
     def _end_failed(self, trial: Trial, state: RunState) -> None:
@@ -168,8 +185,8 @@ class _SearchLoop:
             trial = self._store.trials.get(number)
             if (trial and trial.is_over) or number in busy:
                 continue
-            if self._starts[number] < MAX_STARTS:
-                self._start(self._store.ask(number))
+            if self._jobs.num_starts[number] < MAX_STARTS:
+                self._jobs.start(self._store.ask(number))
                 num_started += 1
         return num_started
 
@@ -177,27 +194,9 @@ class _SearchLoop:
     def _is_stuck(self) -> bool:
         return not self._ended_well and self._num_failed >= ENOUGH_FAILURES
 
-    def _start(self, trial: Trial) -> None:
-        """Submits the trial's training, unless a job of a search that was killed has it."""
-        run, slot = trial_run(self._plan, trial, self._folder), self._free_slot()
-        self._starts[trial.number] += 1
-        job_id = adopt_job(self._plan.cluster, run, self._folder)
-        if job_id is None:
-            log.info("%s  starts: %s", trial.name, describe_params(trial))
-            if self._plan.cluster == "local":
-                job_id = submit_local(self._plan.place, run, self._folder, slot).job_id
-            else:
-                (job_id,) = submit_slurm(self._plan.place, [run], self._folder)
-        self._slots[trial.number] = slot
-        self._store.save(trial.with_job(str(job_id)))
-
-    def _free_slot(self) -> int:
-        taken = set(self._slots.values())
-        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
-
     def _say_interrupted(self) -> None:
         if self._plan.cluster == "local":
-            log.info("stopping %s with a checkpoint ...", count(len(self._slots), "trial"))
+            log.info("stopping %s with a checkpoint ...", count(len(self._jobs.slots), "trial"))
             cancel_search(self._folder)
         else:
             log.info("the jobs keep running; stop them with: search.py cancel %s", self._folder)
@@ -207,7 +206,7 @@ class _SearchLoop:
 def _conclude(folder: Path, plan: SearchPlan, trials: list[Trial], first_code: int) -> int:
     """The table, the command of the best, and the exit code."""
     print(to_markdown(trial_table(trials, plan.metric, f"search {folder}")))
-    num_over = sum(trial.state in ("complete", "pruned") for trial in trials)
+    num_over = sum(trial.state in RESULTS for trial in trials)
     command = best_command(plan, trials, folder)
     if command:
         print(f"the command that trains the best (--epochs N for longer):\n\n    {command}\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 from dataset.durable import write_json
 from dataset.errors import DataError, UserError
-from report.record_shape import shorten
+from report.record_shape import check_field as _check
 from report.search.trials import MAX_TRIALS, SCHEMA, SEARCH_FILE, Trial, read_object
 from scripts.jobs.run_folder import data_argument, from_here
 from scripts.jobs.train_run import (
@@ -53,6 +53,8 @@ class SearchPlan:
                 raise UserError(f"--{name} {value}: must be from 1 to {MAX_TRIALS}")
         if self.seed < 0:
             raise UserError(f"--seed {self.seed}: must be 0 or more")
+        if self.cluster == "slurm":
+            self.slurm.check_sizes([self.gpus])
 
     @property
     def place(self) -> Place:
@@ -160,8 +162,3 @@ def _plan_from(record: dict[str, Any]) -> SearchPlan:
 
 def _are_texts(values: Sequence[Any]) -> bool:
     return all(isinstance(value, str) for value in values)
-
-
-def _check(is_right: bool, name: str, value: Any) -> None:
-    if not is_right:
-        raise ValueError(f"{name} is {shorten(value)}")

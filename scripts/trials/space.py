@@ -74,7 +74,9 @@ def parse_space(text: str) -> dict[str, BaseDistribution]:
             raise UserError(f"--space {part!r}: give FLAG=VALUES, such as {EXAMPLE}")
         if name not in known:
             flags = ", ".join(sorted({flag.name for flag in known.values()}))
-            raise UserError(f"--space {part!r}: {name} is no flag that can be searched; {flags}")
+            raise UserError(
+                f"--space {part!r}: {name} is no flag that can be searched; choose from {flags}"
+            )
         flag = known[name]
         if flag.name in space:
             raise UserError(f"--space names {flag.name} twice; give each flag once")

@@ -16,6 +16,7 @@ import pytest
 
 from dataset.fake.make import make_fake_imagenet
 from report.search.trials import find_best
+from scripts import search
 from scripts.jobs.submit import is_local_alive
 from scripts.trials.run_search import cancel_search
 from scripts.trials.search_file import read_search
@@ -23,6 +24,7 @@ from scripts.trials.store import read_trials
 from tests.mounts import mounted
 from tests.scripts.commands import ROOT, fork_script, run_script
 from tests.scripts.trials.searches import find_disagreements
+from tests.scripts.trials.stand_in import StandIn
 from train.records.record import read_epochs
 
 SCRIPT = ROOT / "scripts" / "search.py"
@@ -56,7 +58,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 def test_bad_spaces_and_flags_are_one_line_before_anything_runs(tmp_path: Path) -> None:
     for words, says in {
-        ("--space", "rate=0..1"): "rate is no flag that can be searched; allow_empty_classes",
+        (
+            "--space",
+            "rate=0..1",
+        ): "rate is no flag that can be searched; choose from allow_empty_classes",
         ("--space", "label_smoothing=0..2"): "--label-smoothing 2.0: must be in [0, 1)",
         ("--space", "lr=0..1", "--trials", "0"): "--trials 0: must be from 1",
         ("--space", "lr=0..1", "nowhere"): "no such file or folder: nowhere",
@@ -94,8 +99,13 @@ def test_without_optuna_one_line_says_how_to_get_it(tmp_path: Path) -> None:
     assert "has no optuna" in done.stderr and "pip install optuna" in done.stderr
 
 
-def test_a_full_disk_is_one_line_and_the_search_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    """Filled to the last block, in the folder of a search that has no trial yet."""
+def test_a_full_disk_is_one_line_and_the_search_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filled to the last block, in the folder of a search that has no trial yet.
+
+    When there is room, the trainings are stood in for: theirs is another disk.
+    """
     with mounted(tmp_path / "disk", "size=256k") as disk:
         words = ("--trials", "1", "--space", SPACE, "--out", disk / "s", "--", "--dummy", *TRAIN)
         (disk / "s").mkdir()
@@ -108,6 +118,12 @@ def test_a_full_disk_is_one_line_and_the_search_goes_on_when_there_is_room(tmp_p
         assert done.returncode == 2, done.stderr
         assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
         assert "free some space and run the same command again" in done.stderr
+        (disk / "filler").unlink()
+        StandIn(tmp_path / "jobs").install(monkeypatch)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["search.py", *map(str, words)])
+        assert search.main() == 0
+        assert [trial.state for trial in read_trials(disk / "s").values()] == ["complete"]
 
 
 def processes_of(folder: Path) -> list[str]:

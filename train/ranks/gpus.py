@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dataset.errors import PassingError, UserError
@@ -29,6 +30,11 @@ OLDEST_BUILD = (
 def given_gpus(env: Mapping[str, str]) -> list[str]:
     """The variables that say that this process was given GPUs, as NAME=value."""
     return [f"{n}={env[n]}" for n in GPU_VARIABLES if env.get(n, "").strip() not in NONE_GIVEN]
+
+
+def count_devices(dev: Path = Path("/dev")) -> int:
+    """The GPUs that have a device file here, whether torch can use them or not."""
+    return len(list(dev.glob("nvidia[0-9]*")))
 
 
 def explain_no_gpu(torch: Any) -> str:

@@ -21,7 +21,7 @@ from dataset.errors import CHECKPOINTED, DIVERGED
 from scripts.jobs import state
 from scripts.jobs.submit import log_folder
 from scripts.jobs.train_run import TrainRun
-from scripts.trials import run_search
+from scripts.trials import run_search, trial_jobs
 from tests.report.records import epoch_record, run_record
 from train.config import TrainConfig, parse_config
 from train.records.record import EPOCHS_FILE, RUN_FILE, append_line, read_epochs
@@ -47,11 +47,20 @@ class Jobs:
     """Takes the place of scripts/jobs/submit.py in a search."""
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run_search, "submit_local", self.submit)
-        monkeypatch.setattr(run_search, "adopt_job", self.adopt)
+        monkeypatch.setattr(trial_jobs, "submit_local", self.submit)
+        monkeypatch.setattr(trial_jobs, "submit_slurm", self.submit_slurm)
+        monkeypatch.setattr(trial_jobs, "adopt_job", self.adopt)
         monkeypatch.setattr(run_search, "cancel_jobs", self.cancel)
         monkeypatch.setattr(run_search, "reap", lambda _: None)
         monkeypatch.setattr(state, "is_local_alive", self.is_alive)
+        monkeypatch.setattr(state, "slurm_states", self.slurm_states)
+        monkeypatch.setattr(state, "slurm_end", lambda _: "")
+
+    def submit_slurm(self, place: object, runs: Sequence[TrainRun], folder: Path) -> list[str]:
+        return [self.submit(place, run, folder, 0).job_id for run in runs]
+
+    def slurm_states(self, job_ids: Sequence[str]) -> dict[str, str]:
+        return {job_id: "RUNNING" for job_id in job_ids if self.is_alive(job_id)}
 
     def submit(self, _place: object, run: TrainRun, folder: Path, _slot: int) -> StartedJob:
         raise NotImplementedError
@@ -81,11 +90,11 @@ class StandIn(Jobs):
     @property
     def started(self) -> list[str]:
         """The outputs of all jobs so far, in the order of their start."""
-        files = sorted(self._folder.iterdir(), key=lambda path: int(path.stem))
+        files = sorted(self._folder.glob("*.json"), key=lambda path: int(path.stem))
         return [Path(json.loads(file.read_text())["output"]).name for file in files]
 
     def submit(self, _place: object, run: TrainRun, folder: Path, _slot: int) -> StartedJob:
-        job_id = str(10**7 + len(list(self._folder.iterdir())))  # above what the kernel gives
+        job_id = str(10**7 + len(list(self._folder.glob("*.json"))))  # above what the kernel gives
         config = parse_config(list(run.argv))
         assert config.output is not None
         output = config.output.absolute()
@@ -97,7 +106,7 @@ class StandIn(Jobs):
         return StartedJob(job_id)
 
     def adopt(self, _cluster: str, run: TrainRun, _folder: Path) -> str | None:
-        for path in self._folder.iterdir():
+        for path in self._folder.glob("*.json"):
             job = json.loads(path.read_text())
             if job["state"] == "running" and Path(job["output"]).name == run.name:
                 return path.stem
@@ -127,6 +136,8 @@ class StandIn(Jobs):
             self._end(job_id, "failed", 1)
         elif fate == "diverged":
             self._end(job_id, "failed", DIVERGED)
+        elif len(read_epochs(output)) == config.epochs:  # the search was killed below
+            self._end(job_id, "done", 0)
         else:
             done = len(read_epochs(output))
             record = epoch_record(done, 1.0) | {"val_acc1": accuracy(config, done + 1)}

@@ -22,7 +22,7 @@ from scripts.trials.journal import JOURNAL
 from scripts.trials.results import best_command
 from scripts.trials.run_search import ask_search, cancel_search, run_search
 from scripts.trials.search_file import SearchPlan, extend_search, read_search, write_search
-from scripts.trials.store import read_trials
+from scripts.trials.store import Store, read_trials
 from tests.scripts.trials.searches import find_disagreements, make_plan
 from tests.scripts.trials.stand_in import Fate, StandIn, accuracy
 from train.config import TrainConfig, parse_config
@@ -163,6 +163,16 @@ def test_all_failing_ends_after_three_and_shows_the_first_log(
     assert len(jobs.started) == 3
     assert "log of trial0000" in caplog.text and "log of trial0001" not in caplog.text
     assert "0 of 20 trials have a result" in caplog.text
+
+
+def test_a_trial_that_was_running_at_a_kill_is_no_result(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a search that was killed in its first trial still ends when all fail."""
+    jobs, plan = stand_in(tmp_path, monkeypatch, lambda _: "failed"), make_plan(trials=20)
+    Store(folder, plan, is_sole=True).ask(0)
+    assert run_search(folder, plan) == 1
+    assert len(jobs.started) == 3
 
 
 def test_a_trial_that_diverged_is_a_result(

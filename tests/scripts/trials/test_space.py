@@ -54,7 +54,7 @@ def test_numbers_choices_and_switches_are_listed_too() -> None:
         ("lr=", "give FLAG=VALUES"),
         (
             "rate=0..1",
-            "rate is no flag that can be searched; allow_empty_classes, arch, backbone_lr_scale",
+            "flag that can be searched; choose from allow_empty_classes, arch, backbone_lr_scale",
         ),
         ("output=a|b", "output is no flag that can be searched"),
         ("lr=1..0.1", "the first end must be below the second"),

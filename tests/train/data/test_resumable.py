@@ -20,6 +20,7 @@ from train.data.sampler import epoch_order
 from train.torch_data import batches, open_images
 
 BATCH, STEPS = small_batches.BATCH, NUM_TRAIN // small_batches.BATCH
+PARTS = BATCH // small_batches.MICROBATCH
 
 
 def open_batches(data: Path, **settings: Any) -> ResumableBatches:
@@ -28,6 +29,12 @@ def open_batches(data: Path, **settings: Any) -> ResumableBatches:
 
 def take(loop: Any) -> list[tuple[int, list[int]]]:
     return [digest(Batch(images, labels, [], "")) for images, labels in loop]
+
+
+def whole(parts: list[Batch]) -> tuple[int, list[int]]:
+    """The digest of a batch that the trainer loads in parts."""
+    images, labels = [part.images for part in parts], [part.labels for part in parts]
+    return digest(Batch(torch.cat(images), torch.cat(labels), [], ""))
 
 
 def take_some(loader: ResumableBatches, count: int) -> list[tuple[int, list[int]]]:
@@ -46,12 +53,12 @@ def test_the_batches_are_those_of_the_trainer(
     chosen = small_batches.open_streamed(tars) if order == "streamed" else None
     trainer = small_batches.open_images(tars, decoder="auto", order=chosen)
     items = [item for item in small_batches.items_of(trainer, total=2 * STEPS) if not item.is_val]
-    pairs = [digest(trainer[item]) for item in items]  # in microbatches of 2
+    parts = [trainer[item] for item in items]  # microbatches of 2
+    expected = [whole(parts[i : i + PARTS]) for i in range(0, len(parts), PARTS)]
     for num_workers in (0, 2):
         loader = open_batches(tars, order=order, num_workers=num_workers)
         assert len(loader) == STEPS
-        labels = [label for epoch in (0, 1) for _, own in take(loader) for label in own]
-        assert labels == [label for _, own in pairs for label in own]
+        assert take(loader) + take(loader) == expected
     assert loader.epoch == 2
 
 
