@@ -133,6 +133,7 @@ def batches(
     _check(batch_size=batch_size, image_size=image_size)
     if order not in ("auto", UNIFORM, STREAMED):
         raise UserError(f"order {order!r} is none of 'auto', {UNIFORM!r} and {STREAMED!r}")
+    is_given = rank is not None
     rank, world_size = _find_ranks(rank, world_size)
     is_own = not isinstance(source, ImageDataset)
     opened = (
@@ -149,7 +150,9 @@ def batches(
             index=index,
         )
     )
-    is_train = (split or opened.split) == "train"
+    if split not in (None, opened.split):
+        raise UserError(f"split {split!r}: the images were opened as split {opened.split!r}")
+    is_train = opened.split == "train"
     plan = _make_plan(is_train, len(opened), batch_size, rank, world_size)
     chosen = choose_decoder(decoder)
     identity = {
@@ -166,6 +169,7 @@ def batches(
         _make_images,
         opened.source,
         is_train=is_train,
+        is_given=is_given,
         plan=plan,
         image_size=image_size,
         seed=seed,
@@ -258,8 +262,22 @@ def _choose_order(
     return order_along(layout, units, batch_size, window if type(window) is int else None)
 
 
-def _make_images(source: Source, order: SampleOrder, *, is_train: bool, **settings: Any) -> Images:
-    return Images(source, None if is_train else source, order=order, **settings)
+def _make_images(
+    source: Source,
+    order: SampleOrder,
+    *,
+    is_train: bool,
+    is_given: bool,
+    plan: BatchPlan,
+    **settings: Any,
+) -> Images:
+    if not is_given and _find_ranks(None, None) != (plan.rank, plan.world_size):
+        raise UserError(
+            "batches() was called before torch.distributed was initialised, so every rank would "
+            "get the same images; call it afterwards (with Lightning: in train_dataloader and "
+            "val_dataloader), or give rank and world_size"
+        )
+    return Images(source, None if is_train else source, order=order, plan=plan, **settings)
 
 
 def _count_cores(world_size: int) -> int:

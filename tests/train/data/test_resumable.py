@@ -252,6 +252,25 @@ def test_a_bad_image_is_named_or_skipped_as_often_as_allowed(images: Path, tmp_p
     assert Path(name).exists()
 
 
+def test_batches_of_images_have_their_split(tars: Path) -> None:
+    images = open_images(tars)
+    with pytest.raises(UserError, match="opened as split 'train'"):
+        batches(images, 8, "val")
+    assert len(batches(images, 8)) == len(batches(images, 8, "train"))
+
+
+def test_batches_from_before_the_ranks_met_are_refused(
+    tars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early, given = open_batches(tars), open_batches(tars, rank=0, world_size=2)
+    monkeypatch.setattr("train.torch_data.dist.is_initialized", lambda: True)
+    monkeypatch.setattr("train.torch_data.dist.get_rank", lambda: 1)
+    monkeypatch.setattr("train.torch_data.dist.get_world_size", lambda: 2)
+    with pytest.raises(UserError, match=r"before torch\.distributed was initialised"):
+        next(iter(early))
+    assert len(list(given)) == len(list(open_batches(tars))) > 0
+
+
 def test_a_worker_that_dies_is_the_error_of_the_trainer(
     tars: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
