@@ -116,7 +116,7 @@ def test_images_are_read_by_workers_while_they_arrive(served: Path, tmp_path: Pa
             is_open.set()
         loader = DataLoader(there, batch_size=5, num_workers=2)
         found = [image for images, _ in loader for image in images]
-    assert torch.equal(torch.stack(found), torch.stack([here[i][0] for i in range(len(here))]))
+    assert torch.equal(torch.stack(found), torch.stack([here[n][0] for n in range(len(here))]))
     assert there.targets == here.targets and there.samples[3][1] == here.samples[3][1]
     there.close()
 
@@ -161,14 +161,14 @@ def test_a_fetch_that_is_given_up_is_the_error_of_the_loop(
     served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("train.loop_stream.GIVE_UP_S", 1.0)
-    is_down: list[bool] = []
+    is_down = Event()
 
     def misbehave(handler: Handler) -> bool:
-        return bool(is_down) and handler.path == f"/{TRAIN}" and answer(handler, 503)
+        return is_down.is_set() and handler.path == f"/{TRAIN}" and answer(handler, 503)
 
     with serving_folder(served, misbehave) as (url, _):
         loader = open_batches(f"{url}/{TRAIN}", data_dir=tmp_path)
-        is_down.append(True)
+        is_down.set()
         with pytest.raises(PassingError, match="503"):
             take(loader)
         is_down.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -160,18 +161,17 @@ class ResumableBatches:
         """The rest of the epoch, decoded ahead by threads or workers of this loop alone."""
         images = self._make_images(self._order)
         items = [item._replace(epoch=self._epoch) for item in self._items[self._step :]]
-        batches = PatientBatches(
-            load_batches(images, items, self._num_workers), images, lambda: Vote.GO_ON, CPU
-        )
+        batches = load_batches(images, items, self._num_workers)
         dead: PassingError | None = None
         try:
-            yield from batches
+            yield from PatientBatches(batches, images, lambda: Vote.GO_ON, CPU)
         except RuntimeError as error:
             if not is_dead_worker(error):
                 raise
             dead = explain_dead_worker(error)
-        del batches
-        if dead is not None:  # without torch's error: its frames would keep the loader registered
+            # They hold the loader, for which torch would raise again when any child ends.
+            traceback.clear_frames(error.__traceback__)
+        if dead is not None:
             raise dead
 
 

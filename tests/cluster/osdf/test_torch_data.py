@@ -20,7 +20,7 @@ from tests.train.tiny_net import TinyNet
 from train.torch_data import batches
 
 pytestmark = [pytest.mark.osdf, pytest.mark.timeout(300)]
-SIZES = {"batch_size": 8, "image_size": 32}
+SIZES: dict[str, Any] = {"batch_size": 8, "image_size": 32}
 
 
 @pytest.fixture(scope="module")
