@@ -4,6 +4,7 @@ table            a table as Markdown, CSV and JSON
 words            numbers and times as people read them
 record_shape     a run.json in the shape that tables rely on
 published_table  a published CSV: its rows, and who published it
+example_logs     logs of pytorch/examples, read as runs
 runs             runs from folders and published tables
 differences      what differs between two runs
 fit              T(N) = a/N + b + c*log2(N)

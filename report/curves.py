@@ -26,6 +26,9 @@ def load_epochs(runs: Sequence[ReportedRun]) -> tuple[dict[str, list[dict[str, A
     epochs: dict[str, list[dict[str, Any]]] = {}
     notes = []
     for run in runs:
+        if run.epoch_lines is not None:
+            epochs[run.run_id] = [_shape_epoch(line) for line in run.epoch_lines]
+            continue
         if not run.record:
             continue
         path = Path(run.source) / EPOCHS_FILE

@@ -27,6 +27,15 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, st
         raise UserError(f"{path} is no CSV table ({error}); give one with {columns[0]}") from None
 
 
+def read_header(path: Path) -> list[str]:
+    """The names of the columns; nothing for a file that is no CSV, which read_csv refuses."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), [])
+    except (OSError, csv.Error, UnicodeDecodeError):
+        return []
+
+
 def cite(table: Path) -> str:
     """Title, authors and place of a published table as one line; empty if unknown."""
     sources = table.with_name(SOURCES_FILE)

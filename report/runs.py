@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dataset.errors import CommandError, DataError, UserError
-from report.published_table import read_csv
+from report.example_logs import (
+    LOG_COLUMNS,
+    WALL_CLOCK,
+    ExampleLog,
+    describe_gaps,
+    read_log,
+    refuse_bare_log,
+    to_record,
+)
+from report.published_table import read_csv, read_header
 from report.record_shape import shape_record, shorten, to_number, to_positive, to_whole
 from report.search.trials import TRIAL_FILE
 from train.records.record import RUN_FILE, find_runs, read_run
@@ -36,6 +45,7 @@ class ReportedRun:
     acc5: float | None = None
     epochs: float | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
+    epoch_lines: Sequence[Mapping[str, Any]] | None = None  # of a log; else they are in a file
 
     @property
     def is_done(self) -> bool:
@@ -63,9 +73,13 @@ def load_runs(
     runs: list[ReportedRun] = []
     notes: list[str] = []
     for path in paths:
-        if path.suffix == ".csv":
+        if path.suffix == ".csv" and "log" in read_header(path):
+            logged, more = read_log_runs(path)
+            runs, notes = runs + logged, notes + more
+        elif path.suffix == ".csv":
             runs += read_csv_runs(path, epochs)
         elif path.is_file() and path.name != RUN_FILE:
+            refuse_bare_log(path)
             raise UserError(
                 f"{path} is neither a run folder nor a published CSV; "
                 "give folders that hold run.json files"
@@ -120,6 +134,40 @@ def read_csv_runs(path: Path, epochs: int | None = None) -> list[ReportedRun]:
     """The rows of a published table; a row without a wall clock is a point still missing."""
     rows = read_csv(path, CSV_COLUMNS)
     return [_run_from_row(row, f"{path}:{line}", epochs) for line, row in rows]
+
+
+def read_log_runs(path: Path) -> tuple[list[ReportedRun], list[str]]:
+    """The runs whose logs a CSV names, with the sizes that it gives them, and notes on the logs."""
+    runs: list[ReportedRun] = []
+    notes = [WALL_CLOCK]
+    for line, row in read_csv(path, LOG_COLUMNS):
+        file = path.parent / row["log"].strip()
+        if not row["log"].strip() or not file.is_file():
+            raise UserError(f"{path}:{line}: no log {file}; name it as seen from the CSV's folder")
+        log = read_log(file)
+        runs.append(_run_from_log(row, log, file, f"{path}:{line}"))
+        notes += describe_gaps(log, file)
+    return runs, notes
+
+
+def _run_from_log(row: Mapping[str, str], log: ExampleLog, file: Path, source: str) -> ReportedRun:
+    """What a log measured, with the sizes of its row: a log says neither batch nor GPUs."""
+    sizes = {
+        name: _whole(_cell(row, name, source), f"{source}: {name}")
+        for name in ("batch_size", "num_nodes", "num_gpus")
+    }
+    measured, lines = to_record(log, sizes["batch_size"])
+    config = {"arch": log.arch, "batch_size": sizes["batch_size"], "lr": _cell(row, "lr", source)}
+    record = measured | {
+        "run_id": str(file),
+        "config": config,
+        "world_size": sizes["num_gpus"],
+        "num_nodes": sizes["num_nodes"],
+        "device": row["gpu"],
+    }
+    run = run_from_record(record, str(file))
+    epoch_images = log.num_batches * sizes["batch_size"]
+    return replace(run, epochs=(run.images or 0.0) / epoch_images, epoch_lines=lines)
 
 
 def short_device(device: str) -> str:

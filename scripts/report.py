@@ -22,6 +22,7 @@ from dataset.errors import CommandError, UserError, run_command
 from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from report.curves import load_epochs
 from report.evaluation import find_predictions, load_evaluations
+from report.example_logs import refuse_bare_log
 from report.grid.osg_study import is_study_table
 from report.grid.replay import is_replay, read_replay
 from report.grid.report import GridReport, report_logs, report_tables
@@ -49,8 +50,8 @@ class ReportFlags:
 
     inputs: tuple[Path, ...] = flag(
         REQUIRED,
-        "run folders, folders of runs, predictions.csv, published CSVs, HTCondor event logs, "
-        "osg_week.json",
+        "run folders, folders of runs, predictions.csv, published CSVs, CSVs that name "
+        "logs of pytorch/examples, HTCondor event logs, osg_week.json",
         "RUNS_AND_LOGS",
         nargs="+",
     )
@@ -188,6 +189,7 @@ def sort_inputs(paths: Sequence[Path]) -> Inputs:
         elif is_event_log(path):
             inputs.event_logs.append(path)
         else:
+            refuse_bare_log(path)
             raise UserError(f"{path} is not a run.json, CSV or HTCondor event log; leave it out")
     return inputs
 

@@ -27,6 +27,7 @@ log = logging.getLogger("trainyard")
 EXAMPLE = """examples:
   python scripts/scaling_table.py run_results/cpu
   python scripts/scaling_table.py run_results/published/kempner_a100.csv --epochs 90
+  python scripts/scaling_table.py old/logs.csv  # names logs of pytorch/examples (docs/studies.md)
   python scripts/scaling_table.py my_study --predict 128,256 --format csv > table.csv
 """
 
@@ -35,7 +36,12 @@ EXAMPLE = """examples:
 class TableFlags:
     """The flags of scripts/scaling_table.py."""
 
-    runs: tuple[Path, ...] = flag(REQUIRED, "run folders, or a published CSV", "RUNS", nargs="+")
+    runs: tuple[Path, ...] = flag(
+        REQUIRED,
+        "run folders, a published CSV, or a CSV that names logs of pytorch/examples",
+        "RUNS",
+        nargs="+",
+    )
     format: str = flag("md", "default md", choices=("md", "csv", "json"))
     predict: tuple[int, ...] = flag((), "also predict N GPUs", type=parse_counts, metavar="N,N")
     epochs: int | None = flag(None, "epochs of each run in a CSV, to show times per epoch")

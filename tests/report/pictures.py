@@ -99,11 +99,11 @@ def take(browser: Browser, picture: Picture) -> bytes:
     return base64.b64decode(browser.ask("Page.captureScreenshot", **options)["data"])
 
 
-def compress(png: bytes) -> bytes:
+def compress(png: bytes, num_colours: int = NUM_COLOURS) -> bytes:
     """The same picture with few colours: a page of charts and text has no more."""
     small = io.BytesIO()
     with Image.open(io.BytesIO(png)) as image:
-        reduced = image.convert("RGB").quantize(NUM_COLOURS, dither=Image.Dither.NONE)
+        reduced = image.convert("RGB").quantize(num_colours, dither=Image.Dither.NONE)
         reduced.save(small, "PNG", optimize=True)
     return small.getvalue()
 
