@@ -95,7 +95,11 @@ class _SearchLoop:
         for number, state in states.items():
             self._look_at(self._store.trials[number], state)
         drop_losers(self._plan, list(self._store.trials.values()), busy, self._folder)
-        num_started = self._start_more(busy, states)
+        try:
+            num_started = self._start_more(busy, states)
+        except PassingError as error:
+            log.warning("%s", error)
+            return True
         return bool(busy) or num_started > 0
 
     def _find_states(self) -> dict[int, RunState]:
@@ -180,8 +184,8 @@ class _SearchLoop:
     def _start(self, trial: Trial) -> None:
         """Submits the trial's training, unless a job of a search that was killed has it."""
         run, slot = trial_run(self._plan, trial, self._folder), self._free_slot()
-        self._starts[trial.number] += 1
         job_id = adopt_job(self._plan.cluster, run, self._folder)
+        self._starts[trial.number] += 1
         if job_id is None:
             log.info("%s  starts: %s", trial.name, describe_params(trial))
             if self._plan.cluster == "local":

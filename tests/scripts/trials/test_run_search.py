@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dataset.errors import CommandError, run_command
+from dataset.errors import CommandError, PassingError, run_command
 from report.search.trials import find_best, read_trial
 from scripts.jobs import state
 from scripts.trials import run_search as loop
@@ -235,6 +235,23 @@ def test_cancel_ends_a_search_that_waits_and_resume_goes_on(
     assert run_search(folder, plan) == 0
     assert sorted(set(jobs.started)) == [f"trial{n:04d}" for n in range(4)]
     assert len(jobs.started) == 6
+
+
+def test_a_scheduler_that_does_not_answer_at_a_start_is_asked_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, asked = stand_in(tmp_path, monkeypatch), 0
+
+    def answer_late(*words: Any) -> str | None:
+        nonlocal asked
+        asked += 1
+        if asked % 5:
+            raise PassingError("squeue does not answer; ask again later")
+        return jobs.adopt(*words)
+
+    monkeypatch.setattr(loop, "adopt_job", answer_late)
+    assert run_search(folder, make_plan(trials=2)) == 0
+    assert jobs.started == ["trial0000", "trial0001"]
 
 
 def test_a_full_disk_loses_nothing(
