@@ -132,7 +132,8 @@ def tell(study: Path, number: int, code: int, job_id: str, is_last: bool) -> int
             trial = store.save(trial.with_job(job_id))
         if code == DONE and (folder / RUN_FILE).exists():
             epochs = find_epochs(plan, study / SEARCH)
-            trial, _ = store.report(trial, read_metric(folder, plan.metric), epochs)
+            values = read_metric(folder, plan.metric, "with --metric, in a new study")
+            trial, _ = store.report(trial, values, epochs)
             trial = store.end(trial, *find_end(trial, plan.metric))
         elif code == DIVERGED:  # a result too: the sampler must keep away from there
             trial = store.end(trial, "pruned", None, "diverged")

@@ -17,7 +17,9 @@ from train.records.record import read_epochs
 ENOUGH_FAILURES = 3  # while nothing has ended well: the fourth would fail too
 
 
-def read_metric(folder: Path, metric: str) -> dict[int, float]:
+def read_metric(
+    folder: Path, metric: str, how: str = "with --metric, and the same --out"
+) -> dict[int, float]:
     """The metric by epoch, from 1 on; raises if epochs were recorded, but never with it."""
     epochs = read_epochs(folder)
     values = {record["epoch"] + 1: _value(record, metric) for record in epochs}
@@ -26,7 +28,7 @@ def read_metric(folder: Path, metric: str) -> dict[int, float]:
         known = sorted(name for name, value in epochs[-1].items() if is_number(value))
         raise UserError(
             f"no epoch of {folder.name} has the metric {metric}; choose one of {', '.join(known)} "
-            "(val_ may be left out) with --metric, and the same --out"
+            f"(val_ may be left out) {how}"
         )
     return found
 

@@ -172,6 +172,16 @@ def test_a_run_without_record_or_model_is_no_success() -> None:
     expect_error(ask("verify", "0"), 3, "0 models")
 
 
+def test_an_evaluation_brings_predictions_and_no_model(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAIN", "-b 8 -e")
+    assert slot.verify(0) == 3
+    assert "the evaluation left no predictions.csv" in capsys.readouterr().err
+    (scratch / "out/predictions.csv").touch()
+    assert slot.verify(0) == 0
+
+
 def test_the_trainers_own_exit_code_is_passed_on(scratch: Path) -> None:
     """run.json may still tell of the attempt before: its 85 would start the job for ever."""
     write_run(status="checkpointed", exit_code=85)

@@ -20,8 +20,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
 
 SEARCH = (sys.executable, ROOT / "scripts" / "search.py")
 EPOCHS = 4
-TRAIN = ("-a", "shufflenet_v2_x0_5", "-b", "8", "--image-size", "32", "--device", "cpu")
-TRAIN += ("--threads", "1", "-j", "0", "-p", "1", "--epochs", str(EPOCHS))
+TRAIN = [
+    *("-a", "shufflenet_v2_x0_5", "-b", "8", "--image-size", "32", "--device", "cpu"),
+    *("--threads", "1", "-j", "0", "-p", "1", "--epochs", str(EPOCHS)),
+]
 # Of a node's 64 CPUs: no two trials fit on one, and the job that watches them fits beside.
 ONE_A_NODE = ("--cpus-per-task", "48", "--mem-per-cpu", "100M", "--time", "30")
 WAIT_S = 600.0
@@ -43,8 +45,8 @@ def test_four_trials_at_once_survive_a_preemption_and_the_chain_goes_on_to_the_p
     slurm: ModuleType, tiny_data: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "s"
-    words = ("--trials", "4", "--jobs", "4", "--cluster", "slurm", "--chain", *ONE_A_NODE)
-    words += ("--best-epochs", "1", "--space", "lr=log:0.001..0.1", "--out", str(folder))
+    words = ["--trials", "4", "--jobs", "4", "--cluster", "slurm", "--chain", *ONE_A_NODE]
+    words += ["--best-epochs", "1", "--space", "lr=log:0.001..0.1", "--out", str(folder)]
     done = run(*SEARCH, tiny_data, *words, "--", *TRAIN, timeout_s=100, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     chain = [Job(line.split()[-1]) for line in done.stderr.splitlines() if "  job " in line]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dataset.errors import CommandError
+from dataset.errors import CommandError, PassingError, run_command
 from report.search.trials import find_best, read_trial
 from scripts.jobs import state
 from scripts.trials import run_search as loop
@@ -23,6 +23,7 @@ from scripts.trials.results import best_command
 from scripts.trials.run_search import ask_search, cancel_search, run_search
 from scripts.trials.search_file import SearchPlan, extend_search, read_search, write_search
 from scripts.trials.store import Store, read_trials
+from tests.mounts import mounted
 from tests.scripts.trials.searches import find_disagreements, make_plan
 from tests.scripts.trials.stand_in import Fate, StandIn, accuracy
 from train.config import TrainConfig, parse_config
@@ -244,6 +245,47 @@ def test_cancel_ends_a_search_that_waits_and_resume_goes_on(
     assert run_search(folder, plan) == 0
     assert sorted(set(jobs.started)) == [f"trial{n:04d}" for n in range(4)]
     assert len(jobs.started) == 6
+
+
+def test_a_scheduler_that_does_not_answer_at_a_start_is_asked_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, asked = stand_in(tmp_path, monkeypatch), 0
+
+    def answer_late(*words: Any) -> str | None:
+        nonlocal asked
+        asked += 1
+        if asked % 5:
+            raise PassingError("squeue does not answer; ask again later")
+        return jobs.adopt(*words)
+
+    monkeypatch.setattr(loop, "adopt_job", answer_late)
+    assert run_search(folder, make_plan(trials=2)) == 0
+    assert jobs.started == ["trial0000", "trial0001"]
+
+
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk has room for ever more of the search, and at last for all of it."""
+    jobs, plan = stand_in(tmp_path, monkeypatch), make_plan(trials=3)
+    codes = []
+    with mounted(tmp_path / "disk", "size=160k") as disk:
+        (disk / "s").mkdir()
+        for num_blocks in range(1, 24, 3):
+            with open(disk / "filler", "wb", buffering=0) as filler:
+                while os.statvfs(disk).f_bavail > num_blocks:
+                    filler.write(bytes(4096))
+            codes.append(run_command(lambda: run_search(disk / "s", plan)))
+            (disk / "filler").unlink()
+        assert (codes[0], codes[-1]) == (2, 0) and set(codes) == {0, 2}
+        assert find_disagreements(disk / "s", plan) == []
+        trials = read_trials(disk / "s")
+        assert [trial.state for trial in trials.values()] == ["complete"] * 3
+    assert sorted(set(jobs.started)) == [trial.name for trial in trials.values()]
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == codes.count(2)
+    assert all("No space left on device" in line for line in errors)
 
 
 def test_a_search_is_run_by_one_process(
