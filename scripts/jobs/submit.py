@@ -238,7 +238,7 @@ def adopt_job(cluster: str, run: TrainRun, folder: Path) -> str | None:
         pids = (path.name for path in Path("/proc").iterdir() if path.name.isdigit())
         return next((pid for pid in pids if _controls(pid, logs)), None)
     jobs = _squeue(f"--name={run.group}", "--format=%i %o")  # %o: the script, which lies there
-    return next((line[0] for line in jobs if Path(line[1]).parent == logs), None)
+    return next((line[0] for line in jobs if Path(" ".join(line[1:])).parent == logs), None)
 
 
 def _controls(pid: str, logs: Path) -> bool:

@@ -157,7 +157,7 @@ def test_the_job_of_a_killed_search_is_found_by_its_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by its name alone, which a search in another folder may share."""
-    folder = tmp_path / "searches" / "s"
+    folder = tmp_path / "my searches" / "s"
     ours = log_folder(folder, RUN) / ".submission_file_b.sh"
     answer(monkeypatch, 0, f"11 /other/s/logs/s-trial0000/.submission_file_a.sh\n12 {ours}\n")
     assert adopt_job("slurm", RUN, folder) == "12"
