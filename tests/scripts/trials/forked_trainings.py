@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from scripts.jobs.submit import log_folder
@@ -48,5 +49,6 @@ class ForkedTrainings(Jobs):
     def kill(self, job_id: str) -> None:
         for process in self._jobs[job_id].processes:
             if process.pid is not None:
-                os.kill(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it came to its end just now
+                    os.kill(process.pid, signal.SIGKILL)
             process.join()
