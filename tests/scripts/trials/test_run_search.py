@@ -18,6 +18,7 @@ from dataset.errors import CommandError, PassingError, run_command
 from report.search.trials import find_best, read_trial
 from scripts.jobs import state
 from scripts.trials import run_search as loop
+from scripts.trials import trial_jobs
 from scripts.trials.journal import JOURNAL
 from scripts.trials.results import best_command
 from scripts.trials.run_search import ask_search, cancel_search, run_search
@@ -259,7 +260,7 @@ def test_a_scheduler_that_does_not_answer_at_a_start_is_asked_again(
             raise PassingError("squeue does not answer; ask again later")
         return jobs.adopt(*words)
 
-    monkeypatch.setattr(loop, "adopt_job", answer_late)
+    monkeypatch.setattr(trial_jobs, "adopt_job", answer_late)
     assert run_search(folder, make_plan(trials=2)) == 0
     assert jobs.started == ["trial0000", "trial0001"]
 
