@@ -9,9 +9,11 @@ from types import ModuleType
 import pytest
 
 from report.search.trials import find_best
-from scripts.trials.search_file import read_search
+from scripts.jobs.submit import adopt_job
+from scripts.trials.search_file import read_search, trial_run
 from scripts.trials.store import read_trials
 from tests.cluster.slurm.jobs import Job, run, wait_until
+from tests.cluster.slurm.layout import CONF
 from tests.conftest import ROOT
 from tests.scripts.trials.searches import find_disagreements
 from train.records.record import read_epochs, read_run
@@ -42,8 +44,9 @@ def nodes_in_use(folder: Path) -> set[str]:
 
 
 def test_four_trials_at_once_survive_a_preemption_and_the_chain_goes_on_to_the_page(
-    slurm: ModuleType, tiny_data: Path, tmp_path: Path
+    slurm: ModuleType, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(CONF))
     folder = tmp_path / "s"
     words = ["--trials", "4", "--jobs", "4", "--cluster", "slurm", "--chain", *ONE_A_NODE]
     words += ["--best-epochs", "1", "--space", "lr=log:0.001..0.1", "--out", str(folder)]
@@ -53,6 +56,10 @@ def test_four_trials_at_once_survive_a_preemption_and_the_chain_goes_on_to_the_p
     try:
         wait_until(lambda: len(nodes_in_use(folder)) == 4, "four trials on four nodes", WAIT_S)
         number, preempted = next(iter(trial_jobs(folder).items()))
+        # A job whose id was not yet noted when its search was killed is found by its script.
+        lost = trial_run(read_search(folder), read_trials(folder)[number], folder)
+        assert adopt_job("slurm", lost, folder) == preempted.id
+        assert adopt_job("slurm", lost, tmp_path) is None
         output = folder / f"trial{number:04d}"
         wait_until((output / "run.json").exists, "it trains", WAIT_S)
         for job in (preempted, chain[0]):
