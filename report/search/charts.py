@@ -30,10 +30,10 @@ def _history_chart(search: Search, done: Sequence[Trial]) -> Chart:
         if points:
             label = "trained to the end" if state == "complete" else "stopped early"
             axes.plot(*zip(*points, strict=True), marker, color=colour, label=label, ms=4)
-    numbers = [trial.number for trial in done if trial.state == "complete"]
-    bests = [find_best([t for t in done if t.number <= n], search.metric) for n in numbers]
-    best_values = [best.value or 0.0 for best in bests if best is not None]
-    axes.step(numbers, best_values, where="post", color=SERIES[2], label="best so far")
+    bests = [find_best(done[: index + 1], search.metric) for index in range(len(done))]
+    steps = [(t.number, b.value) for t, b in zip(done, bests, strict=True) if b is not None]
+    if steps:
+        axes.step(*zip(*steps, strict=True), where="post", color=SERIES[2], label="best so far")
     axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("trial")
     axes.set_ylabel(to_label(search.metric))
