@@ -90,7 +90,7 @@ def trainer(run: Run, data: str, *flags: str) -> list[str]:
 def curl_first(run: Run) -> list[list[str]]:
     tar = run.folder / "data" / TRAIN_TAR
     curl = ["curl", "-sf", "--create-dirs", "-o", str(tar), CACHE + run.path]
-    # Its index is of another kind than a peer would have: the trainer makes its own.
+    # Without the index: the trainer makes one, as of any tar.
     return [*([] if tar.exists() else [curl]), trainer(run, str(tar.parent))]
 
 
