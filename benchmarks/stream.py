@@ -1,19 +1,21 @@
 """What does it save to train while the tar arrives, and what do the other ways cost?
 
-    python benchmarks/stream.py                               (12 minutes)
+    python benchmarks/stream.py                               (a quarter of an hour)
     python benchmarks/stream.py --megabytes 200 --rounds 1    (a quick look)
 
 Every way trains two epochs on the same tar at real XRootD servers, behind a proxy through which all
 connections together have a fixed rate. All ways have the same step: a net that costs nothing, held
 for a fixed time as if an accelerator computed, so that the compute of an epoch is half of the
 link's time. Rows "ours" and those that train after a transfer are the real trainer; the peers are
-in a plain loop with a DataLoader of two processes. Images are decoded at 64 pixels, as two cores
-serve and train. Time counts from the start of the first process, imports and conversion included;
-a conversion reads the tar from a local disk, and uploading the shards is not counted.
+in a plain loop with a DataLoader of two processes. pelicanfs speaks https only, is given the
+offsets of our index, and asks for the images of a batch at once. Images are decoded at 64 pixels,
+as two cores serve and train. Time counts from the start of the first process, imports and
+conversion included; a conversion reads the tar from a local disk, and uploading the shards is not
+counted.
 
-A window of the order holds 4 GiB of the real set. A set of 2 GB would be shuffled as a whole, and
-little could be hidden: that row is shown, too. In the other rows the window is the same share of
-the set as of the real one (but two units of each class), and units are of 1 MiB.
+A window of the order holds 4 GiB of the real set, 3 % of it. A set of 2 GB would be shuffled as a
+whole, and little could be hidden: that row is shown, too. In the other rows it would also be 3 %,
+with units of 1 MiB instead of 2; two units of each class, which it holds at least, make it 10 %.
 """
 
 from __future__ import annotations

@@ -51,6 +51,13 @@ def list_parts(result: dict[str, Any], way: str) -> list[float]:
     return [conversion_s, first_s - conversion_s, end_s - first_s, second_s]
 
 
+def name_bar(result: dict[str, Any], way: str) -> str:
+    """The way, and what its bar lacks."""
+    if way == LOCAL:
+        return f"{way} tar, no link"
+    return way if result["rows"][way][0]["epoch_2_s"] is not None else f"{way}, 1 epoch"
+
+
 def draw_picture(result: dict[str, Any], path: Path) -> None:
     """Writes the SVG: its own white ground, so that it can be read on a dark page too."""
     import matplotlib
@@ -72,7 +79,7 @@ def _draw_bars(axes: Axes, result: dict[str, Any]) -> None:
     for (label, colour), seconds in zip(PARTS.items(), by_part, strict=True):
         axes.barh(range(len(ways)), seconds, 0.7, begin_s, color=colour, label=label)
         begin_s = [a + b for a, b in zip(begin_s, seconds, strict=True)]
-    names = [f"{way} tar, no link" if way == LOCAL else way for way in ways]
+    names = [name_bar(result, way) for way in ways]
     axes.set_yticks(range(len(ways)), names)
     axes.get_yticklabels()[ways.index(STREAM)].set_fontweight("bold")
     axes.invert_yaxis()

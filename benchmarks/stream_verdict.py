@@ -19,6 +19,7 @@ from benchmarks.order import cut
 from benchmarks.osg_week_model import INDEX_BYTES
 from dataset.stream.spec import spread_needs
 from dataset.transfer.journal import CHUNK
+from dataset.words import count
 from train.data.needs import HEADERS, find_uses
 from train.data.sample_order import SampleOrder
 from train.data.streamed_order import Layout, choose_window
@@ -164,7 +165,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         f"{1000 * result['rtt_s']:.0f} ms: {result['link_s']:.1f} s; "
         f"compute of an epoch: {result['compute_s']:.1f} s "
         f"({result['slow_compute_s']:.1f} s with the slower step), batches of {result['batch']}; "
-        f"medians of {result['rounds']} rounds"
+        f"medians of {count(result['rounds'], 'round')}"
     )
     header = ["way", "conversion, s", "first step, s", "end of epoch 1, s", "epoch 2, s"]
     header += ["GB sent", "requests", "right after a flipped byte", "goes on after kill -9"]
@@ -208,6 +209,6 @@ def make_lost(lost: dict[str, Any]) -> Table:
         rows.append([name, f"{median(values):.1f}", cost])
     title = (
         f"A streamed epoch from its first step to its last, with a fault when 40 % is here; "
-        f"medians of {lost['rounds']} rounds"
+        f"medians of {count(lost['rounds'], 'round')}"
     )
     return title, ["fault", "s", "lost, s"], rows

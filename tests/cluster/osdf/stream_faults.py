@@ -134,10 +134,10 @@ def silence_cache(run: Run, arrivals: Arrivals) -> Callable[[], None]:
 def time_epoch(run: Run, strike: Callable[[Run, Arrivals], Callable[[], None]]) -> float:
     """The seconds from the first step to the last of a streamed epoch that a fault strikes."""
     shutil.rmtree(run.folder, ignore_errors=True)
-    with service.link(TIMED_RATE, TIMED_RTT_S):
-        [command] = stream_ways.WAYS[STREAM](run)
-        process = stream_ways.start(run, command)
-        undo: Callable[[], None] | None = None
+    undo: Callable[[], None] | None = None
+    [command] = stream_ways.WAYS[STREAM](run)
+    link = service.link(TIMED_RATE, TIMED_RTT_S)
+    with link, stream_ways.started(run, command) as process:
         while process.poll() is None:
             arrivals = find_map(run.folder) if undo is None else None
             if arrivals is not None and arrivals.here.mean() >= SHARE_HERE:

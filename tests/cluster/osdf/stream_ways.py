@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def trainer(run: Run, data: str, *flags: str) -> list[str]:
 def curl_first(run: Run) -> list[list[str]]:
     tar = run.folder / "data" / TRAIN_TAR
     curl = ["curl", "-sf", "--create-dirs", "-o", str(tar), CACHE + run.path]
-    # Its index is of another kind than a peer would have: the trainer makes its own.
+    # Without the index: the trainer makes one, as of any tar.
     return [*([] if tar.exists() else [curl]), trainer(run, str(tar.parent))]
 
 
@@ -146,25 +147,28 @@ def convert(name: str, data: StreamSet, out: Path, python: Path) -> float:
     return time.monotonic() - started_s
 
 
-def start(run: Run, command: list[str]) -> subprocess.Popen[bytes]:
-    """The process, in a group of its own; its log lies in the run's folder."""
+@contextmanager
+def started(run: Run, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, which ends with the block; its log lies in the folder."""
     run.folder.mkdir(parents=True, exist_ok=True)
     environ = os.environ | {"TMPDIR": str(run.folder), "SSL_CERT_FILE": str(service.CA_FILE)}
     with open(run.folder / "log", "ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=ROOT, env=environ, stdout=log, stderr=log, start_new_session=True
         )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def finish(name: str, run: Run, must_succeed: bool = True) -> bool:
     """Runs the commands of a way one after the other; whether all succeeded."""
     for command in WAYS[name](run):
-        process = start(run, command)
-        try:
+        with started(run, command) as process:
             code = process.wait()
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
         if code != 0:
             if must_succeed:
                 raise RuntimeError(f"{name}: {(run.folder / 'log').read_text()[-3000:]}")
@@ -176,9 +180,8 @@ def kill_at_step(name: str, run: Run, step: int) -> None:
     """Runs a way until a step is done, and kills all its processes."""
     *before, last = WAYS[name](run)
     for command in before:
-        assert start(run, command).wait() == 0
-    process = start(run, last)
-    while step not in run.story.ended_s and process.poll() is None:
-        time.sleep(POLL_S)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        with started(run, command) as process:
+            assert process.wait() == 0, command
+    with started(run, last) as process:
+        while step not in run.story.ended_s and process.poll() is None:
+            time.sleep(POLL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from tests.cluster.osdf.bodies import Pace
 from tests.cluster.osdf.rules import Fault, FaultSet, Request
 
 REQUESTS = [
@@ -63,3 +64,9 @@ def test_offset_is_bytes_or_a_share_or_drawn_inside_the_body() -> None:
     offsets = {strike.offset(1000) for strike in strikes}
     assert len(offsets) > 10
     assert all(0 <= offset < 1000 for offset in offsets)
+
+
+def test_all_connections_share_a_link() -> None:
+    """What one has sent, the next waits for."""
+    link = Pace(bytes_per_s=10.0)
+    assert link.pause_s(1000) < link.pause_s(1000)
