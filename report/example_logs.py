@@ -111,7 +111,8 @@ def looks_like_example_log(path: Path) -> bool:
     """Whether the beginning of a file has a line of a training by main.py."""
     with open(path, "rb") as file:
         start = file.read(2**18).decode(errors="replace")
-    return any("Time" in start[found.end() :] for found in [_EPOCH.search(start)] if found)
+    found = _EPOCH.search(start)
+    return found is not None and "Time" in start[found.end() :]
 
 
 def refuse_bare_log(path: Path) -> None:
