@@ -66,12 +66,18 @@ class Progress:
         """The average of a meter over the ranks, as of the last line."""
         return _mean(self.at_last, names)
 
-    def steady(self, offset: int) -> tuple[int, float]:
-        """Batches behind the first line, and the seconds that they took."""
-        begin, end = _mean(self.at_first, ("Time",)), self.mean("Time")
-        if begin is None or end is None:
-            return 0, 0.0
-        return self.last - self.first, end * (self.last + offset) - begin * (self.first + offset)
+    def pace(self, name: str, offset: int) -> float:
+        """Seconds a batch behind the first line, which has the start of the loader's workers."""
+        begin, end = _mean(self.at_first, (name,)), self.mean(name)
+        if begin is None or end is None or self.last == self.first:
+            return end or 0.0
+        spent_s = end * (self.last + offset) - begin * (self.first + offset)
+        return max(spent_s, 0.0) / (self.last - self.first)
+
+    def total(self, name: str, num_batches: int, offset: int) -> float:
+        """Seconds of so many batches; those behind the last line are taken at the pace."""
+        done = self.last + offset
+        return (self.mean(name) or 0.0) * done + self.pace(name, offset) * (num_batches - done)
 
 
 @dataclass
@@ -111,7 +117,8 @@ def looks_like_example_log(path: Path) -> bool:
     """Whether the beginning of a file has a line of a training by main.py."""
     with open(path, "rb") as file:
         start = file.read(2**18).decode(errors="replace")
-    return any("Time" in start[found.end() :] for found in [_EPOCH.search(start)] if found)
+    found = _EPOCH.search(start)
+    return found is not None and "Time" in start[found.end() :]
 
 
 def refuse_bare_log(path: Path) -> None:
@@ -132,9 +139,9 @@ def read_log(path: Path) -> ExampleLog:
         if found := _EPOCH.match(piece):
             current = _add_epoch_line(log, found, piece) or current
         elif found := _TEST.match(piece):
-            meters = _meters(piece)
-            if current is not None and "Time" in meters:
-                current.test.add(int(found[1]), int(found[2]), meters)
+            index, num_batches, meters = int(found[1]), int(found[2]), _meters(piece)
+            if current is not None and "Time" in meters and index <= num_batches:
+                current.test.add(index, num_batches, meters)
         elif (model := _MODEL.search(piece)) and not log.arch:
             log.arch = model[1]
         elif loaded := _LOADED.search(piece):
@@ -200,10 +207,11 @@ def to_record(log: ExampleLog, batch_size: int) -> tuple[Record, list[Record]]:
     num_batches, steady_batches, wait_s, train_s, eval_s, steady_s = 0, 0, 0.0, 0.0, 0.0, 0.0
     for number in sorted(log.epochs):
         epoch = log.epochs[number]
-        line = _to_line(epoch, number, batches := _count_batches(log, number))
-        more_batches, more_s = epoch.train.steady(log.offset)
-        num_batches, steady_batches = num_batches + batches, steady_batches + more_batches
-        train_s, steady_s = train_s + line["seconds"], steady_s + more_s
+        line = _to_line(epoch, number, batches := _count_batches(log, number), log.offset)
+        printed = epoch.train.last - epoch.train.first
+        num_batches, steady_batches = num_batches + batches, steady_batches + printed
+        steady_s += printed * epoch.train.pace("Time", log.offset)
+        train_s += line["seconds"]
         wait_s += line["data_wait_s"]
         eval_s += line.get("eval_s", 0.0)
         if _is_whole(log, number):
@@ -225,16 +233,16 @@ def to_record(log: ExampleLog, batch_size: int) -> tuple[Record, list[Record]]:
     return record, lines
 
 
-def _to_line(epoch: Epoch, number: int, num_batches: int) -> Record:
-    train = epoch.train
+def _to_line(epoch: Epoch, number: int, num_batches: int, offset: int) -> Record:
+    train, test = epoch.train, epoch.test
     line: Record = {
         "epoch": number,
-        "seconds": (train.mean("Time") or 0.0) * num_batches,
-        "data_wait_s": (train.mean("Data") or 0.0) * num_batches,
+        "seconds": train.total("Time", num_batches, offset),
+        "data_wait_s": train.total("Data", num_batches, offset),
     }
     known = {"train_loss": train.mean("Loss"), "train_acc1": train.mean("Acc@1", "Prec@1")}
-    if (test_s := epoch.test.mean("Time")) is not None:
-        known["eval_s"] = test_s * epoch.test.num_batches
+    if test.last >= 0:
+        known["eval_s"] = test.total("Time", test.num_batches, offset)
     if epoch.results:  # equal on all ranks; of a tie the later one, which is that after a resume
         votes = Counter(reversed(epoch.results))
         known["val_acc1"], known["val_acc5"] = max(votes, key=lambda result: votes[result])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.report.example_log_lines import print_run
 from tests.report.records import KEMPNER, PUBLISHED, REPLAY, ROOT, write_raw, write_run
 from tests.scripts.commands import fork_script, run_script
 
@@ -43,6 +44,20 @@ def test_published_tables_make_a_page_with_the_prediction_and_the_grid(tmp_path:
     text = (tmp_path / "report.html").read_text()
     assert "23 % of the 64-GPU epoch is a fixed cost of 6.9 s" in text
     assert 'id="grid"' in text
+
+
+def test_logs_of_pytorch_examples_make_a_page_with_curves(tmp_path: Path) -> None:
+    (tmp_path / "old.log").write_text("\n".join(print_run()))
+    row = "V100,256,1,8,0.1,old.log"
+    (tmp_path / "logs.csv").write_text(f"gpu,batch_size,num_nodes,num_gpus,lr,log\n{row}\n")
+    done = run(tmp_path, "logs.csv")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "report.html").read_text()
+    assert all(f'id="{part}"' in text for part in ("scaling", "time", "learning"))
+    assert "start-up and checkpoints are not in it" in text
+    bare = run(tmp_path, "old.log")
+    assert bare.returncode == 2 and bare.stderr.count("\n") == 1
+    assert "name it in a CSV with the columns gpu,batch_size,num_nodes,num_gpus,log" in bare.stderr
 
 
 def test_a_replay_alone_makes_a_page(tmp_path: Path) -> None:
