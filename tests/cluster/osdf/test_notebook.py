@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import tempfile
 from pathlib import Path
 from types import ModuleType
 
-import nbformat
 import pytest
 from nbclient import NotebookClient
 
@@ -19,7 +19,7 @@ NOTEBOOK = ROOT / "docs" / "notebooks" / "pelican_into_pytorch.ipynb"
 @pytest.mark.osdf
 @pytest.mark.timeout(300)
 def test_the_notebook_runs_to_its_end_in_a_fresh_kernel(osdf: ModuleType, tmp_path: Path) -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = importlib.import_module("nbformat").read(NOTEBOOK, as_version=4)
     place = {"metadata": {"path": str(NOTEBOOK.parent)}}  # where a reader's Jupyter starts it
     client = NotebookClient(notebook, timeout=240, startup_timeout=240, resources=place)
     own = {name: str(tmp_path) for name in ("TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR")}
