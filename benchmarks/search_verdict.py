@@ -104,7 +104,7 @@ def summarise(verdict: Verdict) -> str:
     """What holds, a line each."""
     lines = [
         f"The best of the {verdict.num_cells} trainings has {verdict.best_pct:.1f} %, the median "
-        f"{verdict.median_pct:.1f} %; {verdict.num_near} lie within {NEAR:g} points of the best, "
+        f"{verdict.median_pct:.1f} %. Within {NEAR:g} points of the best: {verdict.num_near}, "
         "itself included."
     ]
     later = [found for found in verdict.comparisons if found.num_trials > NUM_SAME]
