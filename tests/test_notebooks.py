@@ -27,14 +27,17 @@ def code_cells(path: Path) -> list[dict[str, Any]]:
     return [cell for cell in read(path)["cells"] if cell["cell_type"] == "code"]
 
 
-def mark(path: Path) -> Any:
-    """A case of the test that executes; a notebook that needs a service says which."""
-    marker = read(path)["metadata"].get("trainyard", {}).get("marker", "story")
-    return pytest.param(path, id=path.stem, marks=getattr(pytest.mark, marker))
+def needs_service(path: Path) -> bool:
+    """Whether a test of tests/cluster executes it, which has the service that it needs."""
+    return "marker" in read(path)["metadata"].get("trainyard", {})
 
 
+ALONE = [path for path in PATHS if not needs_service(path)]
+
+
+@pytest.mark.story
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("path", [mark(path) for path in PATHS])
+@pytest.mark.parametrize("path", ALONE, ids=lambda path: path.stem)
 def test_a_notebook_runs_to_its_end_in_a_fresh_kernel(path: Path, tmp_path: Path) -> None:
     notebook = execute(path, tmp_path)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
