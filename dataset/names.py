@@ -55,4 +55,4 @@ def split_urls(data: str) -> list[str]:
             f"{', '.join(names)}: give one URL, or those of a train and a val tar, the latter "
             "with 'val' in its name"
         )
-    return [url for _, url in sorted(zip(map(is_of_val, names), urls, strict=True))]
+    return urls[::-1] if len(urls) == 2 and is_of_val(names[0]) else urls

@@ -26,13 +26,15 @@ class NodeFolder:
         place = Path(os.environ.get("_CONDOR_SCRATCH_DIR") or tempfile.gettempdir())
         _sweep(place)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        self._fd = _open_held(self.path)
+        self._fd: int | None = _open_held(self.path)
         try_lock(self._fd)
 
     def close(self) -> None:
-        """Removes the folder."""
+        """Removes the folder; may be called again."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._fd)
+        fd, self._fd = self._fd, None
+        if fd is not None:  # only once: the number may be another file's by now
+            os.close(fd)
 
 
 def _open_held(folder: Path) -> int:

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -25,6 +26,7 @@ from dataset.own_names import STREAM, part_path
 from dataset.stream.arrivals import Arrivals
 from dataset.transfer.journal import CHUNK
 from tests.dataset.dav_server import serving_tree
+from tests.dataset.object_fetch import fetch
 from tests.dataset.small_server import Handler
 from tests.dataset.tars import TRAIN, VAL, nested_bytes
 from tests.train import plain_loop
@@ -70,12 +72,16 @@ def find_map(data_dir: Path) -> Arrivals:
     return Arrivals(folder / "train.map")
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s, condition
+        time.sleep(0.01)
+
+
 def wait_for_end(pid: int) -> None:
     """Returns when a process is gone."""
-    deadline_s = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline_s, f"process {pid} lives"
-        time.sleep(0.01)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def list_left(folder: Path) -> list[Path]:
@@ -95,6 +101,7 @@ def test_streamed_batches_are_those_of_the_local_tar(
             assert first == take(local)
             assert take(loader) == take(local)
             state = loader.state_dict()
+            wait_until((tmp_path / "data" / TRAIN).exists)
     assert list_left(tmp_path) == []
     # All is here: no server is asked, and a state goes on in its order.
     again = open_batches(f"{url}/{TRAIN}", data_dir=tmp_path / "data")
@@ -160,17 +167,18 @@ def test_the_fetcher_ends_with_its_reader(served: Path, tmp_path: Path, how: str
 def test_a_fetch_that_is_given_up_is_the_error_of_the_loop(
     served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.loop_stream.GIVE_UP_S", 1.0)
     is_down = Event()
 
     def misbehave(handler: Handler) -> bool:
         return is_down.is_set() and handler.path == f"/{TRAIN}" and answer(handler, 503)
 
     with serving_folder(served, misbehave) as (url, _):
-        loader = open_batches(f"{url}/{TRAIN}", data_dir=tmp_path)
-        is_down.set()
-        with pytest.raises(PassingError, match="503"):
-            take(loader)
+        with monkeypatch.context() as patch:
+            patch.setattr("train.loop_stream.GIVE_UP_S", 1.0)
+            loader = open_batches(f"{url}/{TRAIN}", data_dir=tmp_path)
+            is_down.set()
+            with pytest.raises(PassingError, match="503"):
+                take(loader)
         is_down.clear()
         again = open_batches(f"{url}/{TRAIN}", data_dir=tmp_path)  # not the one that has failed
         assert len(take(again)) == 5
@@ -260,6 +268,7 @@ def test_a_streamed_loop_that_is_killed_loses_and_repeats_no_sample(
             job = start(kill_at, when, world)
             assert -signal.SIGKILL in job.wait(), job.log
         start(NUM_STEPS + 1, "never").expect(0)
+        fetch(f"{url}/{TRAIN}", data)  # finishes what the loops may have left
     seen = torch.load(tmp_path / "last.pt")["seen"]
     assert seen == [int(index) for epoch in (0, 1) for index in epoch_order(0, epoch, 40)]
     assert not arrivals.path.parent.exists()  # removed by the next start

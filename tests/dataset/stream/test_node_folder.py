@@ -31,6 +31,9 @@ def test_a_folder_goes_with_its_run(place: Path) -> None:
     assert folder.path.parent == place and folder.path.is_dir()
     folder.close()
     assert list(place.iterdir()) == []
+    other = os.open(place, os.O_RDONLY)  # perhaps with the number of the folder's lock
+    folder.close()
+    os.close(other)
 
 
 def test_what_a_killed_run_left_is_removed_and_nothing_else(place: Path) -> None:
