@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dataset.archive.index_file import load_by_size
+from dataset.archive.index_file import TarIndex, load_by_size
 from dataset.errors import DataError, UserError
 from dataset.federation.lookup import Options
 from dataset.redaction import printable, redact
@@ -27,11 +27,14 @@ from dataset.stream.keeper import Keeper
 from dataset.stream.plan import PlannedObject, Refusal, StreamPlan, plan_stream
 from dataset.stream.spec import NEVER, Needs, StreamedObject, StreamSpec, write_needs
 from train.config import TrainConfig
+from train.data.bounded_cache import BoundedCache, make_unit_map, open_cache, open_units
 from train.data.needs import count_ahead, count_first_steps, find_needs
 from train.data.network_meter import NetworkMeter
 from train.data.sample_order import SampleOrder
 from train.data.splits import Dataset, join_splits, open_tar
 from train.data.stream_source import StreamSource
+from train.data.unit_needs import RunSteps
+from train.data.unit_source import UnitSource
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.launch import Launch
@@ -52,6 +55,7 @@ class Stream:
         self._keeper: Keeper | None = None  # rank 0's
         self._needs: Needs = np.zeros(0, np.int32)
         self._first_step = 0
+        self._cache: BoundedCache | None = None  # rank 0's, with --cache-limit
 
     @property
     def is_on(self) -> bool:
@@ -90,6 +94,7 @@ class Stream:
             federation=cfg.federation,
             token=cfg.token,
             options=Options(give_up_s=cfg.give_up_s),
+            is_bounded=bool(cfg.cache_bytes),
         )
 
     @property
@@ -98,6 +103,8 @@ class Stream:
 
     def _refuse(self, refusal: Refusal) -> None:
         fix = f"; to stream it, run: {refusal.command}" if refusal.command else ""
+        if self._cfg.cache_bytes:
+            raise UserError(f"--cache-limit: it cannot be streamed, {refusal.reason}{fix}")
         if self._cfg.stream == "always":
             raise UserError(f"--stream always: it cannot be streamed, {refusal.reason}{fix}")
         log.info("not streamed but fetched whole first: %s%s", refusal.reason, fix)
@@ -108,8 +115,15 @@ class Stream:
             where = os.environ.get("_CONDOR_SCRATCH_DIR") or None  # else TMPDIR
             self._folder = Path(tempfile.mkdtemp(prefix="trainyard-stream-", dir=where))
             for name, planned in self._objects.items():
-                Arrivals.create(self._folder / f"{name}.map", planned.size)
+                place = self._folder / f"{name}.map"
+                if self._is_bounded(name):
+                    make_unit_map(_load_index(planned), place)
+                else:
+                    Arrivals.create(place, planned.size)
         self._folder = self._comm.from_main(self._folder)
+
+    def _is_bounded(self, name: str) -> bool:
+        return name == "train" and self._cfg.cache_bytes > 0
 
     @property
     def _objects(self) -> dict[str, PlannedObject]:
@@ -135,12 +149,11 @@ class Stream:
         return join_splits("tar", self._plan.train.path, *sources)
 
     def _open_source(self, name: str, planned: PlannedObject) -> StreamSource:
-        assert planned.index is not None
-        index = load_by_size(planned.index, planned.path, planned.size)
-        if index is None:
-            raise DataError(f"{planned.index} is not the index of {planned.url}; remove it")
+        index, place = _load_index(planned), self._folder / f"{name}.map"
         meter = NetworkMeter(self._folder / "meter-0")
-        return StreamSource(index, Arrivals(self._folder / f"{name}.map"), meter)
+        if self._is_bounded(name):
+            return open_units(index, place, meter)
+        return StreamSource(index, Arrivals(place), meter)
 
     def join(self, dataset: Dataset) -> None:
         """Takes the data set as another rank may have opened it; counts on this rank's meter."""
@@ -161,8 +174,13 @@ class Stream:
         if not self._launch.is_main or not per_epoch:  # a batch of more than all is refused soon
             return
         total = min(cfg.epochs * per_epoch, cfg.max_steps or cfg.epochs * per_epoch)
-        self._needs = find_needs(train, order, cfg.seed, cfg.batch_size, step, total - 1)
-        write_needs(self._folder / "needs", self._needs)
+        if isinstance(train, UnitSource):
+            assert self._plan is not None
+            steps = RunSteps(order, cfg.seed, cfg.batch_size, step, total)
+            self._cache = open_cache(cfg.cache_bytes, self._plan, train, steps, self._folder)
+        else:
+            self._needs = find_needs(train, order, cfg.seed, cfg.batch_size, step, total - 1)
+            write_needs(self._folder / "needs", self._needs)
         spec = StreamSpec(
             str(self._data_dir),
             self._describe_object("train", needs="needs"),
@@ -172,6 +190,7 @@ class Stream:
             federation=cfg.federation,
             token=str(cfg.token) if cfg.token else None,
             give_up_s=cfg.give_up_s,
+            cache=self._cache.make_spec(self._comm.world_size) if self._cache else None,
         )
         spec.write(self._folder / "spec.json")
         self._keeper = Keeper(self._folder / "spec.json", [s.arrivals for s in self._sources])
@@ -206,11 +225,15 @@ class Stream:
         """Tells the fetcher where this rank is."""
         for source in self._sources[:1]:
             source.arrivals.note_step(self._launch.local_rank, step - self._first_step)
+        if self._cache is not None:
+            self._cache.note_step(step)
 
     def describe_ahead(self, step: int) -> str:
         """For the progress line: for how many steps all is here."""
         if self._keeper is None or self._sources[0].arrivals.state is State.WHOLE:
             return ""
+        if self._cache is not None:
+            return self._cache.describe_ahead(step)
         ahead = count_ahead(self._needs, self._sources[0].arrivals)
         if ahead == NEVER:
             return ", all steps here"
@@ -247,7 +270,7 @@ class Stream:
             "index": "proven" if self._plan.train.is_proven else "unproven",
             "is_whole": all(source.arrivals.state is State.WHOLE for source in self._sources),
         }
-        return {"stream": stream}
+        return {"stream": stream | (self._cache.describe() if self._cache else {})}
 
     # At the end
 
@@ -269,3 +292,11 @@ class Stream:
             self._keeper.stop()
         if self._launch.is_main and self.is_on:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _load_index(planned: PlannedObject) -> TarIndex:
+    assert planned.index is not None
+    index = load_by_size(planned.index, planned.path, planned.size)
+    if index is None:
+        raise DataError(f"{planned.index} is not the index of {planned.url}; remove it")
+    return index

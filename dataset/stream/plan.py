@@ -23,7 +23,7 @@ from dataset.fetch.request import Request
 from dataset.fetch.size import find_size
 from dataset.fetch.urls import list_top
 from dataset.names import TRAIN_TAR, VAL_TAR, VALPREP
-from dataset.own_names import check_distinct, check_names
+from dataset.own_names import check_distinct, check_names, part_path
 from dataset.redaction import printable, redact
 from dataset.stream.find_index import FoundIndex, find_index, is_proven
 
@@ -74,12 +74,14 @@ def plan_stream(
     federation: str | None = None,
     token: Path | None = None,
     options: Options | None = None,
+    is_bounded: bool = False,
 ) -> StreamPlan | Refusal:
     """How to stream a URL into a folder; a Refusal says in words why that cannot be.
 
     The URL is that of a tar, or of a folder with the two of ILSVRC2012; or there are two, those of
     a train and a val tar, with a comma between. `index` is the file or URL of the train tar's.
     The folder is held meanwhile: another job there ends this one at once (exit 2).
+    is_bounded: only a part of the train tar will be on the disk at a time.
     """
     request = Request(data_dir, options or Options(), federation, token)
     named = re.split(r",(?=\w+://)", url)
@@ -100,7 +102,8 @@ def plan_stream(
             data = data_dir
         else:
             data = data_dir if len(named) > 1 else data_dir / targets[0].name
-        return _plan_objects(_sort_splits(named, request), data, request, ledger, index)
+        urls = _sort_splits(named, request)
+        return _plan_objects(urls, data, request, ledger, index, is_bounded)
 
 
 def _check_network(targets: Sequence[Target]) -> None:
@@ -131,7 +134,12 @@ def _sort_splits(named: Sequence[str], request: Request) -> list[str]:
 
 
 def _plan_objects(
-    urls: Sequence[str], data: Path, request: Request, ledger: Ledger, given: str
+    urls: Sequence[str],
+    data: Path,
+    request: Request,
+    ledger: Ledger,
+    given: str,
+    is_bounded: bool,
 ) -> StreamPlan | Refusal:
     targets = [request.parse(one) for one in urls]
     for target in targets:
@@ -148,7 +156,9 @@ def _plan_objects(
         is_here = records[number] is not None
         found = FoundIndex(None)
         if not is_here:
-            found = find_index(target, sizes[number], request, ledger, "" if number else given)
+            is_unit = is_bounded and not number
+            given = "" if number else given
+            found = find_index(target, sizes[number], request, ledger, given, is_unit)
         if found.path is None and not is_here and not number:
             command = f"python scripts/index_tar.py --checksums {shlex.quote(redact(urls[0]))}"
             return Refusal(found.reason, command)
@@ -158,6 +168,10 @@ def _plan_objects(
             PlannedObject(urls[number], path, sizes[number], is_here, found.path, proven)
         )
     missing = [(one.path, one.size) for one in planned if not one.is_here]
+    if is_bounded and not planned[0].is_here:
+        missing = missing[1:]  # the trainer knows how much of the tar will be here at a time
+        if (left := part_path(planned[0].path)).exists():
+            return Refusal(f"{left} is the beginning of a whole copy: finish it, or remove it")
     try:
         check_space_of_all(request.out, missing)
     except NoSpace as error:

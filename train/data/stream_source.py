@@ -30,6 +30,8 @@ class Starved(PassingError):
 class StreamSource(TarSource):
     """The images of an indexed tar, as they arrive; safe over fork and spawn as a TarSource is."""
 
+    keeps_all = True  # the tar will be whole
+
     def __init__(
         self, index: TarIndex, arrivals: Arrivals, meter: NetworkMeter, local_rank: int = 0
     ) -> None:
@@ -54,6 +56,9 @@ class StreamSource(TarSource):
     def list_unproven(self) -> list[str]:
         """The classes whose class tar cannot be looked at yet; raises for a wrong one."""
         return self._headers.prove_classes(self._pread, self.arrivals.has)
+
+    def ask_for_proofs(self) -> None:
+        """Does nothing: what proves the classes comes by itself, as everything does."""
 
     def wait_for_proofs(self) -> None:
         """Returns when every class is proven."""
@@ -136,8 +141,12 @@ class StreamSource(TarSource):
                         f"{self.index.tar.name} in {self._max_wait_s:.0f} s, and the other ranks "
                         "wait no longer (--timeout-minutes); run the same command again"
                     )
+                self._ask(begin, end)
                 time.sleep(pause_s)
                 pause_s = min(MAX_PAUSE_S, 1.5 * pause_s)
+
+    def _ask(self, begin: int, end: int) -> None:
+        """Does nothing: all of the tar comes, by need."""
 
     def _tell_waiting(self, change: int) -> None:
         rank, arrivals = self._local_rank, self.arrivals
