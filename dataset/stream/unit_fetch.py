@@ -72,7 +72,7 @@ class UnitFetch:
                     if self._error is not None:
                         raise self._error
                     self._supervise(time.monotonic())
-                    self._changed.notify_all()
+                    self._changed.notify()  # whoever finds work wakes the next one
                 on_tick()
                 time.sleep(TICK_S)
         finally:
@@ -158,6 +158,7 @@ class UnitFetch:
             while self._error is None:
                 request = self._choose(time.monotonic())
                 if request is not None:
+                    self._changed.notify()
                     return request
                 self._changed.wait()
             return None

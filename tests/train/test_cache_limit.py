@@ -7,9 +7,6 @@ import re
 import shutil
 import signal
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,20 +18,18 @@ from dataset.archive import units
 from dataset.archive.index import build_index
 from dataset.archive.index_file import write_whole
 from dataset.errors import DONE, USER_MISTAKE
-from dataset.stream.unit_map import UnitMap
 from tests.dataset.tars import TRAIN, VAL
 from tests.train import hooks
 from tests.train import started_ranks as ranks
+from tests.train.cache_sizes import find_map, sampling
 from tests.train.data.arriving import write_padded
 from tests.train.outcomes import EVERY_STEP, final_state, find_differences, read_trace
 from tests.train.tar_server import serving_folder
-from train.data.bounded_cache import find_unit_folder
 from train.records.record import read_run
 
 TWO_EPOCHS = ["--epochs", "2", "--microbatch", "4"]
 UNIT = 300_000  # two images: 21 units
 IN_USE = 4_000_000  # of 6.5 MB; validation is not streamed here
-POLL_S = 0.002
 
 
 @pytest.fixture(scope="module")
@@ -89,45 +84,12 @@ def check_same_run(folder: Path, local: Path) -> None:
     assert find_differences(final_state(folder / "run"), final_state(local / "run")) == []
 
 
-def measure(folder: Path) -> int:
-    """The bytes of all files of the cache."""
-    total = 0
-    with os.scandir(find_unit_folder(folder / "data" / TRAIN)) as entries:
-        for entry in entries:
-            try:
-                total += entry.stat().st_size
-            except FileNotFoundError:
-                continue
-    return total
-
-
-@contextmanager
-def sampling(folder: Path) -> Iterator[list[int]]:
-    """The size of the cache, again and again, while a run goes on."""
-    sizes, is_over = [0], threading.Event()
-
-    def sample() -> None:
-        while not is_over.wait(POLL_S):
-            try:
-                sizes.append(measure(folder))
-            except FileNotFoundError:
-                continue
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield sizes
-    finally:
-        is_over.set()
-        thread.join()
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_run_with_little_disk_is_the_local_run(
     served: Path, local: Path, tmp_path: Path, num_ranks: int
 ) -> None:
     flags = ["-j", "1"] if num_ranks == 2 else []
-    with serving_folder(served) as (url, _), sampling(tmp_path) as sizes:
+    with serving_folder(served) as (url, _), sampling(tmp_path / "data") as sizes:
         job = start_bounded(url, tmp_path, *flags, num_ranks=num_ranks).expect(DONE)
     check_same_run(tmp_path, local)
     assert 0 < max(sizes) <= IN_USE
@@ -147,7 +109,7 @@ def test_a_limit_that_is_too_small_is_refused_with_the_least(
         job = start_run(f"{url}/{TRAIN}", tmp_path, "--cache-limit", "1MB").expect(USER_MISTAKE)
         found = re.search(r"give ([\d.]+GB) or more", job.log)
         assert found and "--cache-limit: 0.001 GB are too little" in job.log
-        with sampling(tmp_path) as sizes:
+        with sampling(tmp_path / "data") as sizes:
             least = ["--cache-limit", found[1]]
             start_run(f"{url}/{TRAIN}", tmp_path, *least).expect(DONE)
     check_same_run(tmp_path, local)
@@ -178,7 +140,7 @@ def test_an_index_of_format_1_says_what_it_cannot_do(served: Path, tmp_path: Pat
 @pytest.mark.parametrize("killed", ["rank", "fetcher"])
 def test_a_killed_run_goes_on(served: Path, local: Path, tmp_path: Path, killed: str) -> None:
     kill = partial(hooks.at_step, 0, 4, partial(hooks.wait_and_kill, tmp_path / "run", 3))
-    with serving_folder(served) as (url, _), sampling(tmp_path) as sizes:
+    with serving_folder(served) as (url, _), sampling(tmp_path / "data") as sizes:
         if killed == "rank":
             job = start_bounded(url, tmp_path, *EVERY_STEP, hook=kill)
             assert job.wait() == [-signal.SIGKILL]
@@ -193,12 +155,3 @@ def test_a_killed_run_goes_on(served: Path, local: Path, tmp_path: Path, killed:
             assert stream_of(tmp_path)["fetcher_restarts"] <= 1  # it may have been the last unit
     check_same_run(tmp_path, local)
     assert max(sizes) <= IN_USE
-
-
-def find_map(folder: Path) -> UnitMap | None:
-    """The map of a run under way, once its fetcher is heard of."""
-    for path in folder.glob("trainyard-stream-*/train.map"):
-        units_map = UnitMap(path)
-        if units_map.pid:
-            return units_map
-    return None

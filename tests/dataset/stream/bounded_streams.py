@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from dataset.archive import units
@@ -57,7 +57,7 @@ class Bounded:
     def num_bytes(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.diff(self.map.bounds)
 
-    def plan(self, first: Sequence[int], last: Sequence[int] | None = None) -> None:
+    def plan(self, first: npt.ArrayLike, last: npt.ArrayLike | None = None) -> None:
         """The next epoch; a unit of which the first step is NEVER is not used."""
         firsts = np.array(first, np.int64)
         lasts = firsts if last is None else np.array(last, np.int64)
