@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dataset.archive.index_file import TarIndex, load_by_size
-from dataset.errors import DataError, UserError
+from dataset.errors import UserError
 from dataset.federation.lookup import Options
 from dataset.redaction import printable, redact
 from dataset.stream.arrivals import Arrivals, State
@@ -103,10 +102,9 @@ class Stream:
 
     def _refuse(self, refusal: Refusal) -> None:
         fix = f"; to stream it, run: {refusal.command}" if refusal.command else ""
-        if self._cfg.cache_bytes:
-            raise UserError(f"--cache-limit: it cannot be streamed, {refusal.reason}{fix}")
-        if self._cfg.stream == "always":
-            raise UserError(f"--stream always: it cannot be streamed, {refusal.reason}{fix}")
+        wish = "--cache-limit" if self._cfg.cache_bytes else "--stream always"
+        if self._cfg.cache_bytes or self._cfg.stream == "always":
+            raise UserError(f"{wish}: it cannot be streamed, {refusal.reason}{fix}")
         log.info("not streamed but fetched whole first: %s%s", refusal.reason, fix)
 
     def _make_folder(self) -> None:
@@ -117,7 +115,7 @@ class Stream:
             for name, planned in self._objects.items():
                 place = self._folder / f"{name}.map"
                 if self._is_bounded(name):
-                    make_unit_map(_load_index(planned), place)
+                    make_unit_map(planned.load_index(), place)
                 else:
                     Arrivals.create(place, planned.size)
         self._folder = self._comm.from_main(self._folder)
@@ -149,7 +147,7 @@ class Stream:
         return join_splits("tar", self._plan.train.path, *sources)
 
     def _open_source(self, name: str, planned: PlannedObject) -> StreamSource:
-        index, place = _load_index(planned), self._folder / f"{name}.map"
+        index, place = planned.load_index(), self._folder / f"{name}.map"
         meter = NetworkMeter(self._folder / "meter-0")
         if self._is_bounded(name):
             return open_units(index, place, meter)
@@ -175,9 +173,9 @@ class Stream:
             return
         total = min(cfg.epochs * per_epoch, cfg.max_steps or cfg.epochs * per_epoch)
         if isinstance(train, UnitSource):
-            assert self._plan is not None
             steps = RunSteps(order, cfg.seed, cfg.batch_size, step, total)
-            self._cache = open_cache(cfg.cache_bytes, self._plan, train, steps, self._folder)
+            val = self._plan.val if self._plan is not None else None
+            self._cache = open_cache(cfg.cache_bytes, train, val, steps, self._folder)
         else:
             self._needs = find_needs(train, order, cfg.seed, cfg.batch_size, step, total - 1)
             write_needs(self._folder / "needs", self._needs)
@@ -292,11 +290,3 @@ class Stream:
             self._keeper.stop()
         if self._launch.is_main and self.is_on:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _load_index(planned: PlannedObject) -> TarIndex:
-    assert planned.index is not None
-    index = load_by_size(planned.index, planned.path, planned.size)
-    if index is None:
-        raise DataError(f"{planned.index} is not the index of {planned.url}; remove it")
-    return index

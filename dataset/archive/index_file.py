@@ -17,8 +17,9 @@ from dataset.archive.block_sums import BLOCK_SIZES, BlockSums
 from dataset.archive.listing import Listing
 from dataset.archive.tar_header import BLOCK
 from dataset.archive.unit_sums import UnitSums
+from dataset.archive.units import Units, cut_units
 from dataset.durable import writing_whole
-from dataset.errors import DataError
+from dataset.errors import DataError, UserError
 
 FORMATS = (1, 2)  # the second has a sum for each unit; without those the first is written
 _NUMBER, _LIST = 0, 1  # dimensions
@@ -144,6 +145,17 @@ def _find_sums(arrays: dict[str, Any]) -> BlockSums | None:
         if values is not None:
             return BlockSums(kind, values)
     return None
+
+
+def cut_as_summed(index: TarIndex) -> Units:
+    """The units that an index has sums of; raises if it has none."""
+    if index.unit_sums is None:
+        raise UserError(f"the index of {index.tar} has no checksums of units")
+    unit_size = index.unit_sums.unit_size
+    units = cut_units(index.offset, index.size, index.label, index.tar_size, unit_size)
+    if not index.unit_sums.belong_to(units):
+        raise UserError(f"the index of {index.tar} has checksums of other units")
+    return units
 
 
 def write_whole(arrays: dict[str, Any], place: Path) -> None:

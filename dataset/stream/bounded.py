@@ -10,7 +10,6 @@ import numpy as np
 
 from dataset.archive.header_check import MAX_PROOF, HeaderCheck
 from dataset.archive.index_file import TarIndex, load_by_size
-from dataset.archive.units import Units, cut_units
 from dataset.errors import DataError, UserError
 from dataset.federation.lookup import Lookup
 from dataset.fetch.request import Request
@@ -18,24 +17,8 @@ from dataset.fetch.size import find_size
 from dataset.stream.spec import CacheSpec, StreamedObject
 from dataset.stream.unit_cache import UnitCache
 from dataset.stream.unit_fetch import UnitFetch
-from dataset.stream.unit_map import Int64s, UnitMap
+from dataset.stream.unit_map import UnitMap, find_unit
 from dataset.stream.unit_plan import NextUses
-
-
-def cut_as_summed(index: TarIndex) -> Units:
-    """The units that the index has sums of; raises if it has none."""
-    if index.unit_sums is None:
-        raise UserError(f"the index of {index.tar} has no checksums of units")
-    unit_size = index.unit_sums.unit_size
-    units = cut_units(index.offset, index.size, index.label, index.tar_size, unit_size)
-    if not index.unit_sums.belong_to(units):
-        raise UserError(f"the index of {index.tar} has checksums of other units")
-    return units
-
-
-def find_unit(bounds: Int64s, positions: Int64s) -> Int64s:
-    """The unit that each byte lies in."""
-    return np.searchsorted(bounds, positions, side="right") - 1
 
 
 def fetch_units(

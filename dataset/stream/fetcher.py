@@ -138,8 +138,8 @@ class _Stream:
     def _follow_units(self, fetch: UnitFetch) -> None:
         """The same for a bounded cache."""
         self._check_val()
-        begin = fetch.cache.uses.least
-        if self._val is None and fetch.first_need >= min(NEVER, begin + self._spec.first_steps):
+        enough = min(NEVER, fetch.cache.uses.least + self._spec.first_steps)
+        if self._val is None and fetch.cache.first_need >= enough:
             self._start_val()
 
     def _start_val(self) -> None:

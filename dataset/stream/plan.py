@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataset.archive.index import guess_split
-from dataset.errors import UserError
+from dataset.archive.index_file import TarIndex, load_by_size
+from dataset.errors import DataError, UserError
 from dataset.federation.collection import has_collection_form, looks_like_object
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target
@@ -42,6 +43,14 @@ class PlannedObject:
     is_here: bool = False  # whole, by the record of the folder
     index: Path | None = None  # with the sums of its 1 MiB blocks
     is_proven: bool = False  # the index is known to be that of the published archive
+
+    def load_index(self) -> TarIndex:
+        """Its index, which it must have."""
+        assert self.index is not None
+        found = load_by_size(self.index, self.path, self.size)
+        if found is None:
+            raise DataError(f"{self.index} is not the index of {self.url}; remove it")
+        return found
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,11 @@ class UnitCache:
         """What lies on the disk, and what is on its way there."""
         return int(self._num_bytes[self.has_place].sum())
 
+    @property
+    def first_need(self) -> int:
+        """The step that needs the first unit that is not here."""
+        return int(np.where(self.map.here == 1, NEVER, self.uses.values).min())
+
     # What an earlier start left
 
     def _adopt(self) -> None:

@@ -20,7 +20,6 @@ from dataset.federation.connection import NETWORK_ERRORS
 from dataset.federation.lookup import Lookup
 from dataset.federation.pelican import Verdict
 from dataset.federation.servers import Fault, Problem, Server
-from dataset.stream.spec import NEVER
 from dataset.stream.unit_cache import UnitCache
 from dataset.stream.unit_costs import UnitCosts
 from dataset.stream.unit_request import UnitRequest
@@ -33,6 +32,7 @@ HEDGE_S = 1.0  # a unit that a reader waits for is asked of a second server afte
 STUCK_S = 2.0  # no step was made for so long, and a reader waits
 MAX_TRIES = 8  # of a unit that comes wrong
 MIN_TRIES = 4  # if every server has sent it wrong
+WRONG = Problem("wrong bytes")
 
 Prove = Callable[[int, bytearray | bytes], None]  # raises if the tar contradicts the index
 
@@ -55,12 +55,6 @@ class UnitFetch:
         self._costs = UnitCosts(self._map)
         self._last_progress = self._last_step = time.monotonic()
         self._servers.note_all(lookup.target.scheme != "pelican" or lookup.target.directread)
-
-    @property
-    def first_need(self) -> int:
-        """The step that needs the first unit that is not here."""
-        with self._changed:
-            return int(np.where(self._map.here == 1, NEVER, self.cache.uses.values).min())
 
     def run(self, on_tick: Callable[[], None]) -> None:
         """Follows the plan; raises when something cannot be had."""
@@ -178,7 +172,8 @@ class UnitFetch:
             self._is_busy[unit] = True
             return UnitRequest(unit, None, now)
         server = self._servers.pick(now, self._wrong_from.get(unit, ()))
-        return self._begin(unit, server, now) if server and self.cache.take_place(unit) else None
+        has_place = server is not None and self.cache.take_place(unit)
+        return self._begin(unit, server, now) if has_place else None
 
     def _choose_hedge(self, now: float) -> UnitRequest | None:
         """A request that a reader has waited for too long, and that no other races with."""
@@ -221,7 +216,7 @@ class UnitFetch:
         try:
             request.receive(self._lookup, self._map, memoryview(data))
             if zlib.crc32(data) != self._sums[request.unit]:
-                problem = Problem("wrong bytes")
+                problem = WRONG
         except OtherSize as error:
             server.refuse(Fault.OTHER_SIZE, f"({error})")
             problem = Problem(str(server.refused))
@@ -247,14 +242,13 @@ class UnitFetch:
         self._out.discard(request)
         server.end(now - request.started)
         server.count_bytes(request.received)
-        is_whole = request.received == self._map.length(unit)
         if request.is_cut or (problem is None and self._map.here[unit]):
             self._costs.waste.hedged += request.received
         elif problem is None:
             self._last_progress = now
             self._servers.delivered(server, request.received, now - request.started)
             return
-        elif is_whole and problem.text == "wrong bytes":
+        elif problem is WRONG:
             self._note_wrong(unit, server)
         else:
             self._costs.waste.in_flight += request.received

@@ -84,3 +84,8 @@ class UnitMap(Arrivals):
 def name_unit(unit: int) -> str:
     """The name of a unit's file in the folder of the cache."""
     return f"{unit:07d}"
+
+
+def find_unit(bounds: Int64s, positions: Int64s) -> Int64s:
+    """The unit that each byte lies in."""
+    return np.searchsorted(bounds, positions, side="right") - 1

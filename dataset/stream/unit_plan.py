@@ -31,7 +31,7 @@ class EpochPlan:
         change = np.zeros(int(self.last.max(initial=0)) + 2, np.int64)
         np.add.at(change, self.first[used], num_bytes[used])
         np.add.at(change, self.last[used] + 1, -num_bytes[used])
-        return int(np.cumsum(change).max())
+        return int(np.cumsum(change).max(initial=0))
 
 
 def name_plan(folder: Path, number: int) -> Path:

@@ -112,6 +112,8 @@ def test_a_limit_that_is_too_small_is_refused_with_the_least(
         with sampling(tmp_path / "data") as sizes:
             least = ["--cache-limit", found[1]]
             start_run(f"{url}/{TRAIN}", tmp_path, *least).expect(DONE)
+        again = start_run(f"{url}/{TRAIN}", tmp_path, *least).expect(DONE)
+    assert "this run is done already" in again.log
     check_same_run(tmp_path, local)
     assert max(sizes) <= float(found[1][:-2]) * 1e9
 

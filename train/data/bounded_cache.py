@@ -10,16 +10,13 @@ import logging
 import math
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from dataset.archive.index_file import TarIndex
+from dataset.archive.index_file import TarIndex, cut_as_summed
 from dataset.errors import UserError
-from dataset.fetch.ledger import SPARE_BYTES
 from dataset.own_names import part_path
-from dataset.stream.bounded import cut_as_summed
-from dataset.stream.plan import StreamPlan
 from dataset.stream.spec import NEVER, CacheSpec, StreamSpec
 from dataset.stream.unit_map import UnitMap
 from dataset.stream.unit_plan import EpochPlan, write_plan
@@ -30,6 +27,16 @@ from train.data.unit_source import UnitSource
 log = logging.getLogger("trainyard")
 
 UNITS_SUFFIX = ".units"
+SPARE_BYTES = 16 << 20  # for what the file system itself needs
+
+
+class ValTar(Protocol):
+    """The validation tar, as a stream plans it."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def size(self) -> int: ...
 
 
 def find_unit_folder(tar: Path) -> Path:
@@ -78,11 +85,11 @@ def divide_limit(limit: int, val: int, needs: UnitNeeds, connections: int) -> Ca
 
 
 def open_cache(
-    limit: int, plan: StreamPlan, train: UnitSource, steps: RunSteps, folder: Path
+    limit: int, train: UnitSource, val: ValTar | None, steps: RunSteps, folder: Path
 ) -> BoundedCache:
-    """The cache of a run; its plans go into the folder of the node."""
-    needs, val = UnitNeeds(steps, cut_as_summed(train.index)), plan.val
-    limit = lower_to_disk(limit, plan.train.path, val.path if val else None)
+    """The cache of a run; its plans go into the folder."""
+    needs = UnitNeeds(steps, cut_as_summed(train.index))
+    limit = lower_to_disk(limit, train.index.tar, val.path if val else None)
     share = divide_limit(limit, val.size if val else 0, needs, StreamSpec.connections)
     cache = BoundedCache(share, needs, train, folder)
     cache.tell_start()

@@ -91,7 +91,7 @@ def share_cache(
     """How a limit is divided, by the plans of the next epochs."""
     num_bytes = units.num_bytes
     has_images = units.group != EMPTY
-    in_use = max(plan.find_peak(num_bytes) for plan in plans)
+    in_use = max((plan.find_peak(num_bytes) for plan in plans), default=0)
     largest_first = np.sort(num_bytes[has_images])[::-1]
     in_flight = int(largest_first[: UNITS_A_CONNECTION * connections].sum())
     total = int(num_bytes[has_images].sum())

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataset.archive.index_file import TarIndex
-from dataset.stream.bounded import find_unit
-from dataset.stream.unit_map import UnitMap, name_unit
+from dataset.stream.unit_map import UnitMap, find_unit, name_unit
 from train.data.network_meter import NetworkMeter
 from train.data.stream_source import FIRST_PAUSE_S, MAX_PAUSE_S, StreamSource
 

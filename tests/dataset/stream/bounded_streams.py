@@ -13,11 +13,11 @@ import pytest
 
 from dataset.archive import units
 from dataset.archive.index import build_index
-from dataset.archive.index_file import TarIndex
+from dataset.archive.index_file import TarIndex, cut_as_summed
 from dataset.errors import CommandError
 from dataset.federation.lookup import Options
 from dataset.fetch.request import Request
-from dataset.stream.bounded import cut_as_summed, fetch_units
+from dataset.stream.bounded import fetch_units
 from dataset.stream.spec import NEVER, CacheSpec, StreamedObject
 from dataset.stream.unit_fetch import UnitFetch
 from dataset.stream.unit_map import UnitMap, name_unit
