@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from dataset.errors import DataError, PassingError, UserError
 from dataset.stream.spec import NEVER
+from dataset.stream.unit_cache import UnitCache
 from tests.dataset.small_server import Handler
 from tests.dataset.stream.bounded_streams import CONTENT, Bounded, make_bounded
 from tests.dataset.stream.streams import serving_counted, wait_until
@@ -219,3 +221,22 @@ def test_a_limit_below_what_one_step_uses_is_2(cache: Bounded) -> None:
         cache.start(url, int(cache.num_bytes[:3].sum()))
         error = cache.await_error()
     assert isinstance(error, UserError) and "give a larger --cache-limit" in str(error)
+
+
+def test_a_full_disk_lowers_the_limit(cache: Bounded, monkeypatch: pytest.MonkeyPatch) -> None:
+    num, write = count(cache), UnitCache.write
+    room = int(cache.num_bytes[:6].sum())
+
+    def write_or_fail(self: UnitCache, unit: int, data: bytes | bytearray) -> int:
+        if cache.measure() + len(data) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, unit, data)
+
+    monkeypatch.setattr(UnitCache, "write", write_or_fail)
+    cache.plan(np.arange(num))
+    with serving_counted(CONTENT, name=TRAIN) as (url, _, _):
+        cache.start(url, len(CONTENT), connections=1)
+        for step in range(num):
+            cache.await_units(step)
+            cache.step(step + 1)
+    assert cache.fetch is not None and cache.fetch.cache.limit <= room
