@@ -81,8 +81,8 @@ def test_contradictions_and_a_missing_data_are_refused() -> None:
 def test_data_may_be_two_urls_and_keeps_commas_in_one() -> None:
     assert parse_config(["a,b"]).urls == []
     assert parse_config(["https://host/a,b.tar"]).urls == ["https://host/a,b.tar"]
-    two = parse_config(["osdf:///a.tar,https://host/v.tar?sig=123456789", "--index", "i"])
-    assert two.urls == ["osdf:///a.tar", "https://host/v.tar?sig=123456789"]
+    two = parse_config(["osdf:///a.tar,https://host/val.tar?sig=123456789", "--index", "i"])
+    assert two.urls == ["osdf:///a.tar", "https://host/val.tar?sig=123456789"]
     record = two.as_record()
     assert "123456789" not in record["data"] and record["index"] == "i"
 
