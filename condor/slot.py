@@ -57,8 +57,9 @@ def check(env: Mapping[str, str]) -> str:
 def check_disk(env: Mapping[str, str]) -> None:
     """Fails unless the data fits on the disk and into the slot's share of it."""
     copies = 2.1 if env.get("DATA_MODE") == "extract" else 1.0
+    data_gb = read_cache_gb(env) or copies * float(env.get("DATA_GB") or 0)
     used = sum(path.lstat().st_blocks * 512 for path in Path().rglob("*") if path.is_file())
-    needed = copies * float(env.get("DATA_GB") or 0) * GB + EXTRA_BYTES - used
+    needed = data_gb * GB + EXTRA_BYTES - used
     free = shutil.disk_usage(".").free
     given_kib = read_ad(env.get("_CONDOR_MACHINE_AD")).get("disk", "")
     if given_kib.isdecimal():
@@ -68,6 +69,14 @@ def check_disk(env: Mapping[str, str]) -> None:
             f"the data needs {needed / GB:.1f} GB more, but {free / GB:.1f} GB are free in this "
             "slot; the job is tried again elsewhere (is DATA_GB right?)"
         )
+
+
+def read_cache_gb(env: Mapping[str, str]) -> float:
+    """CACHE_GB: how much of the data a streamed job holds at a time; 0: all of it."""
+    text = env.get("CACHE_GB") or "0"
+    if not text.replace(".", "", 1).isdecimal():
+        raise SlotError(f"CACHE_GB={text}: give a number of GB, or leave it out", 2)
+    return float(text)
 
 
 def check_gpu(env: Mapping[str, str]) -> str:
@@ -127,8 +136,11 @@ def choose_way(env: Mapping[str, str]) -> str:
         "a DATA other than the URLs of one or two tars": not is_tars,
     }
     obstacle = next((name for name, is_so in reasons.items() if is_so), "")
-    if stream == "always" and obstacle:
-        raise SlotError(f"STREAM=always does not go with {obstacle}; leave one of them out", 2)
+    if read_cache_gb(env):
+        obstacle = obstacle or ("STREAM=never" if stream == "never" else "")
+    wish = "CACHE_GB" if read_cache_gb(env) else "STREAM=always" if stream == "always" else ""
+    if wish and obstacle:
+        raise SlotError(f"{wish} does not go with {obstacle}; leave one of them out", 2)
     return "fetch" if obstacle or stream == "never" else "stream"
 
 

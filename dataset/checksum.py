@@ -10,6 +10,9 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 # Polynomials in the reflected form, for combining two checksums without the bytes.
 _POLYNOMIALS = {"crc32": 0xEDB88320, "crc32c": 0x82F63B78}
 _ADLER_BASE = 65521
@@ -72,6 +75,20 @@ def combine_all(kind: str, pieces: Iterable[tuple[int, int]]) -> int:
     for value, length in pieces:
         total = combine(kind, total, value, length)
     return total
+
+
+def append_zeros(
+    kind: str, values: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    """For many crcs at once, what `combine` makes of each before the second one is added."""
+    result = values.copy()
+    for bit in range(int(lengths.max(initial=0)).bit_length()):
+        is_set = (lengths >> bit & 1).astype(bool)
+        vector, total = result[is_set], np.zeros(int(is_set.sum()), np.uint32)
+        for row, column in enumerate(_zeros(kind, 1 << bit)):
+            total ^= (vector >> np.uint32(row) & np.uint32(1)) * np.uint32(column)
+        result[is_set] = total
+    return result
 
 
 def _combine_adler32(first: int, second: int, length: int) -> int:

@@ -40,6 +40,16 @@ def parse_duration(name: str, text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
+def parse_size(name: str, text: str) -> int:
+    """Bytes of '500MB', '20GB' or '20GiB', the value of a flag of this name."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", text.strip())
+    if not match:
+        raise UserError(f"{name} {text!r}: give a size such as 500MB, 20GB or 20GiB")
+    unit = match[2] or ""
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(match[1]) * base ** " kMGT".index(unit[:1] or " "))
+
+
 class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong with the flags in one line, without the usage of all of them."""
 

@@ -65,7 +65,7 @@ class IndexFlags:
         "in the folder of the index), else the built-in labels of the real set",
         metavar="FILE",
     )
-    checksums: bool = flag(False, "also store a checksum of every MiB")
+    checksums: bool = flag(False, "also store a checksum of every MiB and every unit")
     verify: bool = flag(False, "compare the tar with the checksums of its index")
     index_dir: Path | None = flag(
         None, "folder for the indexes; default: the tar's, of a URL the current one", metavar="DIR"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import UserError
-from dataset.flags import flag, make_parser, parse_duration, parse_flags
+from dataset.flags import flag, make_parser, parse_duration, parse_flags, parse_size
 from dataset.names import split_urls
 from dataset.redaction import redact_name
 
@@ -123,6 +123,12 @@ class TrainConfig:
     index: str | None = flag(
         None, "the index of the tar at the URL; default: beside it", metavar="FILE|URL"
     )
+    cache_limit: str | None = flag(
+        None,
+        "stream with at most this much disk, 20GB or 20GiB: units and the validation tar; what "
+        "fits is kept, the rest is fetched again in each epoch (docs/training.md)",
+        metavar="SIZE",
+    )
     give_up_after: str = flag(
         "6h", "exit with 75, or 85, when no byte of a URL came for this long: seconds, 30m, 6h"
     )
@@ -177,8 +183,18 @@ class TrainConfig:
             raise UserError(f"--give-up-after {self.give_up_after}: must be above 0")
         if self.stream == "always" and (self.dummy or self.evaluate or not self.urls):
             raise UserError("--stream always is for training on the tar of a URL; leave it out")
+        if self.cache_limit is not None:
+            self._check_cache_limit()
         if not self.data and not self.dummy and not self.show_recipe:
             raise UserError("no DATA; name a folder, a tar's folder or a URL, or use --dummy")
+
+    def _check_cache_limit(self) -> None:
+        if self.cache_bytes <= 0:
+            raise UserError(f"--cache-limit {self.cache_limit}: must be above 0")
+        if self.dummy or self.evaluate or not self.urls or self.stream == "never":
+            raise UserError("--cache-limit is for a training that streams a URL; leave it out")
+        if self.order == "uniform":
+            raise UserError("--cache-limit takes --order streamed; leave out --order uniform")
 
     def _check_fine_tuning(self) -> None:
         if self.freeze and self.backbone_lr_scale != 1:
@@ -193,6 +209,11 @@ class TrainConfig:
     def urls(self) -> list[str]:
         """The URLs of DATA: one, or those of the tars of training and validation."""
         return split_urls(self.data)
+
+    @property
+    def cache_bytes(self) -> int:
+        """The limit of the cache; 0 without one."""
+        return parse_size("--cache-limit", self.cache_limit) if self.cache_limit else 0
 
     @property
     def give_up_s(self) -> float:

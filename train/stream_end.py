@@ -29,6 +29,7 @@ def prove_classes(sources: Sequence[StreamSource], ask: Ask) -> Vote:
                 classes = count(len(late), "class", "classes")
                 log.info("trained; waits for what proves the labels of %s", classes)
                 has_told = True
+            source.ask_for_proofs()
             failure = source.arrivals.failure
             if failure is not None:
                 raise failure
@@ -41,7 +42,7 @@ def prove_classes(sources: Sequence[StreamSource], ask: Ask) -> Vote:
 def await_verification(sources: Sequence[StreamSource], ask: Ask) -> Vote:
     """Waits while a tar that has all arrived is verified; one that has not is left as it is."""
     deadline_s, has_told = time.monotonic() + MAX_VERIFY_S, False
-    for arrivals in (source.arrivals for source in sources):
+    for arrivals in (source.arrivals for source in sources if source.keeps_all):
         while arrivals.state is State.COMING and arrivals.here.all():
             if not has_told:
                 log.info("all has arrived; waits until it is verified and has its name")

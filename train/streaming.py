@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dataset.archive.index_file import load_by_size
-from dataset.errors import DataError, UserError
+from dataset.errors import UserError
 from dataset.federation.lookup import Options
 from dataset.redaction import printable, redact
 from dataset.stream.arrivals import Arrivals, State
@@ -25,12 +24,15 @@ from dataset.stream.node import NodeStream
 from dataset.stream.plan import Refusal, StreamPlan, plan_stream
 from dataset.stream.spec import NEVER, Needs, StreamSpec
 from train.config import TrainConfig
+from train.data.bounded_cache import BoundedCache, open_cache, open_units
 from train.data.needs import count_ahead, count_first_steps, find_needs
 from train.data.network_meter import NetworkMeter
 from train.data.sample_order import SampleOrder
 from train.data.sources import Source
 from train.data.splits import Dataset, find_val_beside, join_splits, open_tar
 from train.data.stream_source import StreamSource
+from train.data.unit_needs import RunSteps
+from train.data.unit_source import UnitSource
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.launch import Launch
@@ -50,6 +52,7 @@ class Stream:
         self._has_started = False  # on rank 0
         self._needs: Needs = np.zeros(0, np.int32)
         self._first_step = 0
+        self._cache: BoundedCache | None = None  # rank 0's, with --cache-limit
 
     @property
     def is_on(self) -> bool:
@@ -88,6 +91,7 @@ class Stream:
             federation=cfg.federation,
             token=cfg.token,
             options=Options(give_up_s=cfg.give_up_s),
+            is_bounded=bool(cfg.cache_bytes),
         )
 
     @property
@@ -95,8 +99,9 @@ class Stream:
         return self._cfg.data_dir or Path("data")
 
     def _refuse(self, refusal: Refusal) -> None:
-        if self._cfg.stream == "always":
-            raise UserError(f"--stream always: it cannot be streamed, {refusal}")
+        wish = "--cache-limit" if self._cfg.cache_bytes else "--stream always"
+        if self._cfg.cache_bytes or self._cfg.stream == "always":
+            raise UserError(f"{wish}: it cannot be streamed, {refusal}")
         log.info("not streamed but fetched whole first: %s", refusal)
 
     @property
@@ -131,16 +136,21 @@ class Stream:
         if not self._launch.is_main or not per_epoch:  # a batch of more than all is refused soon
             return
         total = min(cfg.epochs * per_epoch, cfg.max_steps or cfg.epochs * per_epoch)
-        self._needs = find_needs(train, order, cfg.seed, cfg.batch_size, step, total - 1)
+        if isinstance(train, UnitSource):
+            steps = RunSteps(order, cfg.seed, cfg.batch_size, step, total)
+            self._cache = open_cache(cfg.cache_bytes, train, node.plan.val, steps, node.folder)
+        else:
+            self._needs = find_needs(train, order, cfg.seed, cfg.batch_size, step, total - 1)
         spec = StreamSpec(
             str(self._data_dir),
-            node.describe("train", self._needs),
+            node.describe("train", None if self._cache else self._needs),
             node.describe("val") if "val" in node.objects else None,
             val_first=state is not None and not state["is_evaluated"],
             first_steps=count_first_steps(order, len(train), cfg.batch_size, step),
             federation=cfg.federation,
             token=str(cfg.token) if cfg.token else None,
             give_up_s=cfg.give_up_s,
+            cache=self._cache.make_spec(self._comm.world_size) if self._cache else None,
         )
         node.start(spec, [source.arrivals for source in self._sources])
         self._has_started = True
@@ -152,11 +162,15 @@ class Stream:
         """Tells the fetcher where this rank is."""
         for source in self._sources[:1]:
             source.arrivals.note_step(self._launch.local_rank, step - self._first_step)
+        if self._cache is not None:
+            self._cache.note_step(step)
 
     def describe_ahead(self, step: int) -> str:
         """For the progress line: for how many steps all is here."""
         if not self._has_started or self._sources[0].arrivals.state is State.WHOLE:
             return ""
+        if self._cache is not None:
+            return self._cache.describe_ahead(step)
         ahead = count_ahead(self._needs, self._sources[0].arrivals)
         if ahead == NEVER:
             return ", all steps here"
@@ -193,7 +207,7 @@ class Stream:
             "index": "proven" if self._node.plan.train.is_proven else "unproven",
             "is_whole": all(source.arrivals.state is State.WHOLE for source in self._sources),
         }
-        return {"stream": stream}
+        return {"stream": stream | (self._cache.describe() if self._cache else {})}
 
     # At the end
 
@@ -232,12 +246,10 @@ def open_streamed(node: NodeStream, meter: NetworkMeter, index_dir: Path | None)
 
 
 def _open_source(node: NodeStream, name: str, meter: NetworkMeter) -> StreamSource:
-    planned = node.objects[name]
-    assert planned.index is not None
-    index = load_by_size(planned.index, planned.path, planned.size)
-    if index is None:
-        raise DataError(f"{planned.index} is not the index of {planned.url}; remove it")
-    return StreamSource(index, Arrivals(node.map_path(name)), meter)
+    index, place = node.objects[name].load_index(), node.map_path(name)
+    if node.is_bounded(name):
+        return open_units(index, place, meter)
+    return StreamSource(index, Arrivals(place), meter)
 
 
 def tell_start(url: str, data_dir: Path, node: NodeStream, order: SampleOrder) -> None:

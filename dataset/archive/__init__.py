@@ -9,10 +9,11 @@ tar_walk       all headers of a tar, from one place or from many
 tar_images     the images of a tar, whatever its shape
 stream_walk    the same of a tar that is read once, from front to back
 zip_directory  the files of a zip, and their bytes
+units          a tar cut into runs of neighbouring images
+unit_sums      a crc32 for each of them, from one pass
 block_sums     sums of 1 MiB blocks, ahead of a reader
 index_file     TAR.index, the file
 index          the index of a tar: found, built, checked
-units          a tar cut into runs of neighbouring images
 header_check   the headers of a tar against its index, image by image
 output_folder  where classes are extracted to, safe at any kill
 copy_images    images into files, each written once

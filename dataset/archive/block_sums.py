@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataset import checksum
+from dataset.archive.unit_sums import PrefixSums
 from dataset.errors import UserError
 
 # zlib has crc32 (2 GB/s), so every slot of a grid can check it; a block is a chunk of the fetch.
@@ -62,6 +63,7 @@ class BlockSummer:
         hasher: Hasher | None = None,
         threads: int = 2,
         kind: str = KIND,
+        prefix: PrefixSums | None = None,
     ) -> None:
         if not checksum.can_compute(kind):
             raise UserError(
@@ -74,6 +76,7 @@ class BlockSummer:
         self._pending: deque[Future[tuple[int, bytes]]] = deque()
         self._submitted = 0
         self._sums: list[int] = []
+        self._prefix, self._last = prefix, b""  # the block that was summed last
 
     def __enter__(self) -> BlockSummer:
         return self
@@ -88,13 +91,22 @@ class BlockSummer:
 
     def pread(self, length: int, offset: int) -> bytes:
         """Bytes of the file, once their blocks have been summed."""
+        if self._prefix is not None:
+            self._advance(min(offset + 1, self._size))
+            self._prefix.mark(self._last, self._last_begin, offset)
         self._advance(min(offset + length, self._size))
         return os.pread(self._fd, length, offset)
 
     def finish(self) -> BlockSums:
         """The sums of all blocks."""
         self._advance(self._size)
+        if self._prefix is not None:
+            self._prefix.take(self._last, self._last_begin)
         return BlockSums(self._kind, np.array(self._sums, np.uint32))
+
+    @property
+    def _last_begin(self) -> int:
+        return max(0, len(self._sums) - 1) * self._block_size
 
     def _advance(self, position: int) -> None:
         block_size = self._block_size
@@ -103,7 +115,10 @@ class BlockSummer:
                 self._pending.append(self._pool.submit(self._sum, self._submitted))
                 self._submitted += 1
             value, data = self._pending.popleft().result()
+            if self._prefix is not None:
+                self._prefix.take(self._last, self._last_begin)
             self._sums.append(value)
+            self._last = data
             if self._hasher is not None:
                 self._hasher.update(data)
             done = len(self._sums) * block_size

@@ -40,6 +40,7 @@ from dataset.names import is_class_tar
 _NAME_RECORDS = (b"L", b"K", b"x", b"g")
 _NEXT = 4 * BLOCK  # a long name takes two or three blocks: what lies before may arrive much later
 _NEAR = 16 * BLOCK  # name records, and what precedes the first image of a class tar, are short
+MAX_PROOF = BLOCK + _NEAR  # bytes before the first image of a class that prove the class
 
 CanRead = Callable[[int, int], bool]  # whether the bytes [begin, end) of the tar are here
 
@@ -83,7 +84,7 @@ class HeaderCheck:
     def proofs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Where each class is proven: the bytes [begin, end) before its first image."""
         end = self._index.offset[self._first_images]
-        return np.maximum(0, end - BLOCK - _NEAR), end
+        return np.maximum(0, end - MAX_PROOF), end
 
     @functools.cached_property
     def _first_images(self) -> npt.NDArray[np.int64]:
@@ -140,7 +141,7 @@ class HeaderCheck:
         first, last = np.searchsorted(index.label, [label, label + 1])
         offset = index.offset[first:last]
         begin, end = int(offset.min()), int((offset + index.size[first:last]).max())
-        if can_read is not None and not can_read(max(0, begin - BLOCK - _NEAR), begin):
+        if can_read is not None and not can_read(max(0, begin - MAX_PROOF), begin):
             return False
         found = "no class tar"
         for entry in self._find_class_tars(begin, pread, can_read):

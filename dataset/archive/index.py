@@ -25,6 +25,7 @@ from dataset.archive.labels import find_labels, label_val
 from dataset.archive.listing import Listing, Split
 from dataset.archive.tar_header import BLOCK
 from dataset.archive.tar_images import detect_kind, list_tar
+from dataset.archive.unit_sums import PrefixSums, UnitSums, has_current_sums, sum_units
 from dataset.errors import DataError, UserError
 from dataset.known_archives import PublishedHash
 from dataset.names import INDEX_SUFFIX, is_of_val
@@ -67,8 +68,11 @@ def suffices(index: TarIndex, labels: Path | None, checksums: bool) -> bool:
     """Whether an index has what is asked for."""
     wanted = labels_digest(index.tar, labels)
     has_labels = not index.labels_from or not wanted or index.labels_from == wanted
+    if not checksums:
+        return has_labels
     has_sums = index.sums is not None and index.sums.can_check
-    return has_labels and (has_sums or not checksums)
+    places = index.offset, index.size, index.label, index.tar_size
+    return has_labels and has_sums and has_current_sums(index.unit_sums, *places)
 
 
 def find_index(tar: Path, index_dir: Path | None = None) -> Path | None:
@@ -119,17 +123,18 @@ def build_index(
     fd = os.open(tar, os.O_RDONLY | os.O_CLOEXEC)
     try:
         label_names = partial(label_val, archive=tar, labels=labels)
-        size, sums = os.fstat(fd).st_size, None
+        size, sums, unit_sums = os.fstat(fd).st_size, None, None
         if checksums:
-            hasher = PublishedHash(tar)
-            with BlockSummer(fd, size, progress, hasher) as summer:
+            hasher, prefix = PublishedHash(tar), PrefixSums()
+            with BlockSummer(fd, size, progress, hasher, prefix=prefix) as summer:
                 listing = list_tar(fd, tar, split, label_names, summer.pread)
                 sums = summer.finish()
             hasher.check()
+            unit_sums = sum_units(listing.offset, listing.size, listing.label, size, prefix, fd)
         else:
             listing = list_tar(fd, tar, split, label_names)
         headers = os.pread(fd, BLOCK, 0), os.pread(fd, BLOCK, listing.last_header)
-        arrays = pack_index(listing, size, sums, name_labels(tar, labels), headers)
+        arrays = pack_index(listing, size, sums, name_labels(tar, labels), headers, unit_sums)
     finally:
         os.close(fd)
     return make_index(arrays, tar), _write(arrays, tar, index_dir)
@@ -150,9 +155,10 @@ def pack_index(
     sums: BlockSums | None,
     labels_from: str,
     headers: tuple[bytes, bytes],
+    unit_sums: UnitSums | None = None,
 ) -> dict[str, Any]:
     """The arrays of the file; `headers` are the first and the last one of the outer tar."""
-    arrays = pack_listing(listing, size, sums, labels_from)
+    arrays = pack_listing(listing, size, sums, labels_from, unit_sums)
     arrays["first_header"] = np.frombuffer(headers[0], np.uint8)
     arrays["last_header"] = np.frombuffer(headers[1], np.uint8)
     arrays["last_header_offset"] = np.int64(listing.last_header)

@@ -16,10 +16,12 @@ import numpy.typing as npt
 from dataset.archive.block_sums import BLOCK_SIZES, BlockSums
 from dataset.archive.listing import Listing
 from dataset.archive.tar_header import BLOCK
+from dataset.archive.unit_sums import UnitSums
+from dataset.archive.units import Units, cut_units
 from dataset.durable import writing_whole
-from dataset.errors import DataError
+from dataset.errors import DataError, UserError
 
-FORMAT = 1
+FORMATS = (1, 2)  # the second has a sum for each unit; without those the first is written
 _NUMBER, _LIST = 0, 1  # dimensions
 _FIELDS: dict[str, tuple[type[np.generic], int]] = {
     "format": (np.int64, _NUMBER),
@@ -38,8 +40,12 @@ _FIELDS: dict[str, tuple[type[np.generic], int]] = {
     "block_size": (np.int64, _NUMBER),
     "block_crc32": (np.uint32, _LIST),
     "block_crc32c": (np.uint32, _LIST),  # in indexes of earlier versions
+    "unit_version": (np.int64, _NUMBER),
+    "unit_size": (np.int64, _NUMBER),
+    "unit_crc32": (np.uint32, _LIST),
 }
-_OPTIONAL = {"block_size", "block_crc32", "block_crc32c"}
+_OF_UNITS = {"unit_version", "unit_size", "unit_crc32"}
+_OPTIONAL = {"block_size", "block_crc32", "block_crc32c", *_OF_UNITS}
 _AGAIN = "write it again: python scripts/index_tar.py {}"
 
 
@@ -57,6 +63,7 @@ class TarIndex:
     labels_from: str  # "" when folders or class tars say the class, else which label file
     sums: BlockSums | None = None  # of the blocks of the tar
     tar_size: int = 0
+    unit_sums: UnitSums | None = None  # of the units of the tar; format 1 has none
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -68,13 +75,17 @@ class TarIndex:
 
 
 def pack_listing(
-    listing: Listing, tar_size: int, sums: BlockSums | None, labels_from: str
+    listing: Listing,
+    tar_size: int,
+    sums: BlockSums | None,
+    labels_from: str,
+    unit_sums: UnitSums | None = None,
 ) -> dict[str, Any]:
     """The arrays of the file, apart from the two headers that tie it to its tar."""
     names, name_offset = _pack(listing.names)
     classes, class_offset = _pack(listing.classes)
     arrays: dict[str, Any] = {
-        "format": np.int64(FORMAT),
+        "format": np.int64(1 if unit_sums is None else 2),
         "tar_size": np.int64(tar_size),
         "offset": listing.offset,
         "size": listing.size,
@@ -87,6 +98,10 @@ def pack_listing(
     }
     if sums is not None:
         arrays |= {"block_size": np.int64(sums.block_size), f"block_{sums.kind}": sums.values}
+    if unit_sums is not None:
+        arrays["unit_version"] = np.int64(unit_sums.version)
+        arrays["unit_size"] = np.int64(unit_sums.unit_size)
+        arrays["unit_crc32"] = unit_sums.values
     return arrays
 
 
@@ -111,7 +126,16 @@ def make_index(arrays: dict[str, Any], tar: Path) -> TarIndex:
         arrays["labels_from"].tobytes().decode(),
         _find_sums(arrays),
         int(arrays["tar_size"]),
+        _find_unit_sums(arrays),
     )
+
+
+def _find_unit_sums(arrays: dict[str, Any]) -> UnitSums | None:
+    """The sums of the tar's units, if there are any."""
+    if int(arrays["format"]) < 2:
+        return None
+    version, unit_size = int(arrays["unit_version"]), int(arrays["unit_size"])
+    return UnitSums(version, unit_size, arrays["unit_crc32"])
 
 
 def _find_sums(arrays: dict[str, Any]) -> BlockSums | None:
@@ -121,6 +145,17 @@ def _find_sums(arrays: dict[str, Any]) -> BlockSums | None:
         if values is not None:
             return BlockSums(kind, values)
     return None
+
+
+def cut_as_summed(index: TarIndex) -> Units:
+    """The units that an index has sums of; raises if it has none."""
+    if index.unit_sums is None:
+        raise UserError(f"the index of {index.tar} has no checksums of units")
+    unit_size = index.unit_sums.unit_size
+    units = cut_units(index.offset, index.size, index.label, index.tar_size, unit_size)
+    if not index.unit_sums.belong_to(units):
+        raise UserError(f"the index of {index.tar} has checksums of other units")
+    return units
 
 
 def write_whole(arrays: dict[str, Any], place: Path) -> None:
@@ -186,6 +221,9 @@ def _find_contradiction(arrays: dict[str, Any]) -> str:
         or len(sums.values) != -(-tar_size // sums.block_size)
     ):
         return "the number of its checksums"
+    is_second = int(arrays["format"]) == 2
+    if any((name in arrays) != is_second for name in _OF_UNITS):
+        return "its checksums of units"
     return ""
 
 
@@ -223,8 +261,9 @@ def _read(place: Path) -> dict[str, Any]:
         if array is not None and (array.dtype != kind or array.ndim != dimensions):
             found = f"{name} is {array.dtype} of {array.ndim} dimensions"
             raise DataError(f"{place} is damaged: {found}; index the tar again")
-        if name == "format" and arrays["format"] != FORMAT:
-            raise DataError(f"{place} has format {arrays['format']}, this code reads {FORMAT}")
+        if name == "format" and arrays["format"] not in FORMATS:
+            formats = " and ".join(map(str, FORMATS))
+            raise DataError(f"{place} has format {arrays['format']}, this code reads {formats}")
     return arrays
 
 

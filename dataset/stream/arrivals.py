@@ -17,6 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from dataset.durable import writing_whole
 from dataset.errors import CommandError, DataError, PassingError, UserError
@@ -27,11 +28,13 @@ MAX_RANKS = 256  # of one node
 TEXT_BYTES = 4096
 _MAGIC = 0x5452_4149_4E02  # the last byte is the version
 _CAUSES = tuple(Waste.__dataclass_fields__)
-_HEAD = ("magic", "size", "beat_ns", "pid", "state", "code", "fetched", "resumed", *_CAUSES)
+_COUNTS = ("fetched", "resumed", "refetched", "replaced")
+_HEAD = ("magic", "size", "beat_ns", "pid", "state", "code", *_COUNTS, *_CAUSES)
 _WORD = {name: number for number, name in enumerate(_HEAD)}
 _CURSORS = len(_HEAD) * 8
 _TEXT = _CURSORS + MAX_RANKS * 2 * 8
 _CHUNKS = _TEXT + TEXT_BYTES
+HEAD_BYTES = _CHUNKS  # before what a map has for each part of the object
 _KINDS = {kind.exit_code: kind for kind in (UserError, DataError, PassingError)}
 
 
@@ -49,11 +52,16 @@ class Tally:
 
     fetched: int = 0
     resumed: int = 0
+    refetched: int = 0  # had been freed to make room
+    replaced: int = 0  # were changed or removed on the disk
     twice: Mapping[str, int] | None = None  # by cause
 
 
 class Arrivals:
     """The map of one object, opened for reading and writing by the processes of one node."""
+
+    here: npt.NDArray[np.uint8]  # 1: the part is here
+    asked: npt.NDArray[np.uint8]  # 1: a reader waits for it, or did
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,12 +70,16 @@ class Arrivals:
     @classmethod
     def create(cls, path: Path, size: int) -> Arrivals:
         """A new map, in which nothing is here."""
+        cls._write(path, size, bytes(2 * num_chunks(size)))
+        return cls(path)
+
+    @staticmethod
+    def _write(path: Path, size: int, parts: bytes) -> None:
         head = np.zeros(_CHUNKS // 8, np.int64)
         head[_WORD["magic"]], head[_WORD["size"]] = _MAGIC, size
         with writing_whole(path, is_synced=False) as file:
             file.write(head.tobytes())
-            file.write(bytes(2 * num_chunks(size)))
-        return cls(path)
+            file.write(parts)
 
     def _open(self) -> None:
         with open(self.path, "r+b") as file:
@@ -78,10 +90,15 @@ class Arrivals:
         self._head = np.frombuffer(self._memory, np.int64, len(_HEAD))
         rows = np.frombuffer(self._memory, np.int64, MAX_RANKS * 2, _CURSORS)
         self.cursors = rows.reshape(MAX_RANKS, 2)  # of each local rank: its step, readers waiting
-        chunks = np.frombuffer(self._memory, np.uint8, offset=_CHUNKS)
-        if self._head[0] != _MAGIC or len(chunks) != 2 * num_chunks(self.size):
+        if self._head[0] != _MAGIC:
             raise DataError(f"{self.path} is not a map of arrivals; start the run again")
-        # 1: the chunk is here; 1: a reader waits for it, or did
+        self._map_parts()
+
+    def _map_parts(self) -> None:
+        """Finds what the map has for each part of the object, here a chunk."""
+        chunks = np.frombuffer(self._memory, np.uint8, offset=_CHUNKS)
+        if len(chunks) != 2 * num_chunks(self.size):
+            raise DataError(f"{self.path} is not a map of arrivals; start the run again")
         self.here, self.asked = chunks[: len(chunks) // 2], chunks[len(chunks) // 2 :]
 
     def __getstate__(self) -> Path:
@@ -128,8 +145,13 @@ class Arrivals:
     def tally(self) -> Tally:
         """What the transfer has cost so far, in all starts of the fetcher."""
         twice = {cause: int(self._head[_WORD[cause]]) for cause in _CAUSES}
-        fetched, resumed = (int(self._head[_WORD[name]]) for name in ("fetched", "resumed"))
-        return Tally(fetched, resumed, twice)
+        counts = {name: int(self._head[_WORD[name]]) for name in _COUNTS}
+        return Tally(**counts, twice=twice)
+
+    @property
+    def progress(self) -> int:
+        """How far it is, in MiB."""
+        return int(self.here.sum())
 
     @property
     def num_waiting(self) -> int:
@@ -158,7 +180,8 @@ class Arrivals:
 
     def count(self, tally: Tally) -> None:
         """What the transfer has cost so far."""
-        self._head[_WORD["fetched"]], self._head[_WORD["resumed"]] = tally.fetched, tally.resumed
+        for name in _COUNTS:
+            self._head[_WORD[name]] = getattr(tally, name)
         for cause, num_bytes in (tally.twice or {}).items():
             self._head[_WORD[cause]] = num_bytes
 

@@ -27,8 +27,11 @@ from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from dataset.redaction import printable, redact
 from dataset.stream.arrivals import Arrivals, State, Tally
 from dataset.stream.asked_map import AskedMap
+from dataset.stream.bounded import fetch_units
 from dataset.stream.need_map import NeedMap
 from dataset.stream.spec import NEVER, Needs, StreamedObject, StreamSpec, read_needs, read_spec
+from dataset.stream.unit_fetch import UnitFetch
+from dataset.stream.unit_map import UnitMap
 from dataset.transfer.blocks import BlockMap
 from dataset.transfer.engine import NoRanges, Transfer
 from dataset.transfer.journal import num_chunks
@@ -58,7 +61,9 @@ def main() -> int:
     _die_with(flags.parent)
     os.nice(NICENESS)
     spec = read_spec(flags.spec)
-    maps = [Arrivals(Path(thing.arrivals)) for thing in (spec.train, spec.val) if thing]
+    kinds = (UnitMap if spec.cache else Arrivals, Arrivals)
+    things = zip(kinds, (spec.train, spec.val), strict=True)
+    maps = [kind(Path(thing.arrivals)) for kind, thing in things if thing]
     threading.Thread(target=_beat, args=(maps, flags.parent), daemon=True).start()
     fetch_stream(spec, maps)
     return 0
@@ -115,6 +120,9 @@ class _Stream:
         """Fetches all of them; returns when each is verified and has its final name."""
         if self._spec.val_first:
             self._fetch_val(self._spec.connections)
+        if self._spec.cache is not None:
+            request = self._make_request(self._spec.connections)
+            fetch_units(self._spec.train, self._spec.cache, request, self._follow_units)
         self._fetch(self._spec.train, self._spec.connections, self._follow_train)
         if self._val is None:
             self._fetch_val(self._spec.connections)
@@ -126,8 +134,18 @@ class _Stream:
         """Lets the validation images come once the first steps have what they need."""
         self._check_val()
         if self._val is None and self._has_first_steps(transfer.blocks):
-            self._val = threading.Thread(target=self._fetch_val_beside, daemon=True)
-            self._val.start()
+            self._start_val()
+
+    def _follow_units(self, fetch: UnitFetch) -> None:
+        """The same for a bounded cache."""
+        self._check_val()
+        enough = min(NEVER, fetch.cache.uses.least + self._spec.first_steps)
+        if self._val is None and fetch.cache.first_need >= enough:
+            self._start_val()
+
+    def _start_val(self) -> None:
+        self._val = threading.Thread(target=self._fetch_val_beside, daemon=True)
+        self._val.start()
 
     def _has_first_steps(self, blocks: BlockMap) -> bool:
         if not isinstance(blocks, NeedMap):  # from front to back, val waits for its turn
@@ -173,10 +191,7 @@ class _Stream:
         on_tick: Tick,
         needs: Needs | None,
     ) -> None:
-        spec = self._spec
-        options = Options(connections, spec.stall_s, spec.give_up_s, spec.missing_s)
-        token = Path(spec.token) if spec.token else None
-        request = Request(Path(spec.data_dir), options, spec.federation, token)
+        request = self._make_request(connections)
         index = Path(thing.index) if thing.index else None
         job = FetchJob(
             request.parse(thing.url),
@@ -188,7 +203,13 @@ class _Stream:
             asks_digest=True,
         )
         follower = _Follower(arrivals, connections, on_tick)
-        fetch_object(job, request.access, options, follower.follow)
+        fetch_object(job, request.access, request.options, follower.follow)
+
+    def _make_request(self, connections: int) -> Request:
+        spec = self._spec
+        options = Options(connections, spec.stall_s, spec.give_up_s, spec.missing_s)
+        token = Path(spec.token) if spec.token else None
+        return Request(Path(spec.data_dir), options, spec.federation, token)
 
 
 def _make_map(
@@ -238,7 +259,7 @@ class _Follower:
         }
         fetched = before.fetched + sum(server.bytes for server in transfer.servers.all)
         resumed = store.resumed_bytes if is_first else before.resumed
-        self._arrivals.count(Tally(fetched, resumed, twice))
+        self._arrivals.count(Tally(fetched, resumed, twice=twice))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,17 @@ class FoundIndex:
 
 
 def find_index(
-    target: Target, size: int, request: Request, ledger: Ledger, given: str = ""
+    target: Target,
+    size: int,
+    request: Request,
+    ledger: Ledger,
+    given: str = "",
+    has_units: bool = False,
 ) -> FoundIndex:
-    """The index of an object: a file or URL that was given, or the one beside the object."""
+    """The index of an object: a file or URL that was given, or the one beside the object.
+
+    has_units: it must have a checksum for each unit, too.
+    """
     try:
         place = (
             _get_given(given, request, ledger) if given else _get_beside(target, request, ledger)
@@ -39,11 +47,11 @@ def find_index(
         return FoundIndex(None, str(error))
     if place is None:
         return FoundIndex(None, f"there is no {target.name}{INDEX_SUFFIX} beside {target.identity}")
-    reason = find_fault(place, size)
+    reason = find_fault(place, size, has_units)
     return FoundIndex(None if reason else place, reason)
 
 
-def find_fault(place: Path, size: int) -> str:
+def find_fault(place: Path, size: int, has_units: bool = False) -> str:
     """Why an index is of no use for a stream of an object of this size; empty if it is."""
     try:
         index = load_index_alone(place)
@@ -58,6 +66,11 @@ def find_fault(place: Path, size: int) -> str:
     if index.sums.kind != KIND:
         blocks = f"{index.sums.block_size >> 20} MiB, not of {BLOCK_SIZE >> 20}"
         return f"{place} has the checksums of earlier versions ({index.sums.kind} of {blocks})"
+    if has_units and index.unit_sums is None:
+        return (
+            f"{place} has no checksums of units: it is of format 1, or there are other files "
+            "between the images of the tar"
+        )
     return ""
 
 

@@ -16,6 +16,7 @@ from dataset.archive.index import check_kind
 from dataset.archive.stream_walk import StreamWalk
 from dataset.archive.tar_header import BLOCK
 from dataset.archive.tar_images import read_kind
+from dataset.archive.unit_sums import PrefixSums
 from dataset.errors import DataError, UserError
 from dataset.federation.lookup import Lookup
 from dataset.fetch.digests import DigestAsker, ServerDigest
@@ -39,12 +40,14 @@ class ForwardPass:
         self._lookup, self._result, self._size, self._walk = lookup, result, size, walk
         self._published = find_published(lookup.target.name, size)
         self._md5: Md5 | None = start_md5() if self._published else None
+        self.prefix = PrefixSums()  # for the sums of the units
         first, kinds = 0, _pick_kinds()
         found = read_state(result, lookup.target.identity)
         if found is not None and self._can_continue(found[0]):
             state, arrays = found
             first, kinds = state.chunk, state.kinds
             walk.unpack(arrays)
+            self.prefix.unpack(arrays)
             self._md5 = continue_md5(bytes.fromhex(state.md5)) if self._published else None
             log.info("an earlier start has read %d MiB", first)
             if self._published and self._md5 is None:
@@ -122,10 +125,10 @@ class ForwardPass:
     def _read(self) -> None:
         try:
             if not self._walk.first_header:
-                head, name = self._reader.pread(BLOCK, 0), Path(self._lookup.target.name)
+                head, name = self._pread(BLOCK, 0), Path(self._lookup.target.name)
                 check_kind(read_kind(head, name), name)
                 self._walk.first_header = head
-            self._walk.run(self._reader.pread, self._save_in_time)
+            self._walk.run(self._pread, self._save_in_time)
             self._reader.finish()
         except Stopped:
             pass
@@ -133,7 +136,15 @@ class ForwardPass:
             self._error = error
             self._transfer.fail(error)
 
+    def _pread(self, length: int, offset: int) -> bytes:
+        """Reads on; where a header is, a unit may begin."""
+        if length == BLOCK and self._reader.pread(1, offset):
+            chunk = self._reader.chunk
+            self.prefix.mark(self._store.view(chunk), chunk * CHUNK, offset)
+        return self._reader.pread(length, offset)
+
     def _take(self, view: memoryview) -> None:
+        self.prefix.take(view, self._reader.chunk * CHUNK)
         if self._md5 is not None:
             self._md5.update(view)
 
@@ -155,7 +166,8 @@ class ForwardPass:
             self._md5.state.hex() if self._md5 is not None else "",
             {server.label: server.etag for server in servers if server.etag is not None},
         )
-        write_state(self._result, state, self._sums(chunk), self._walk.pack())
+        arrays = self._walk.pack() | self.prefix.pack()
+        write_state(self._result, state, self._sums(chunk), arrays)
         self._saved_at = time.monotonic()
 
     # After the last byte

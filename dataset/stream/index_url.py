@@ -15,6 +15,7 @@ from dataset.archive.index import guess_split, name_labels, pack_index, suffices
 from dataset.archive.index_file import TarIndex, load_by_size, make_index, write_whole
 from dataset.archive.labels import label_table, label_val
 from dataset.archive.stream_walk import StreamWalk
+from dataset.archive.unit_sums import sum_units
 from dataset.durable import lock_file
 from dataset.errors import DataError, PassingError, UserError
 from dataset.federation.lookup import Lookup
@@ -129,10 +130,14 @@ def _index_once(job: IndexJob, lookup: Lookup, size: int, on_tick: Tick) -> Inde
     except DataError:  # perhaps a cache is to blame: what it sent is not used again
         discard_state(job.place)
         raise
-    sums = BlockSums("crc32", forward.sums_of("crc32")) if job.checksums else None
+    sums = unit_sums = None
+    if job.checksums:
+        sums = BlockSums("crc32", forward.sums_of("crc32"))
+        places = listing.offset, listing.size, listing.label, size
+        unit_sums = sum_units(*places, forward.prefix)
     labels_from = name_labels(job.tar, job.labels)
     headers = walk.first_header, walk.last_header
-    arrays = pack_index(listing, size, sums, labels_from, headers)
+    arrays = pack_index(listing, size, sums, labels_from, headers, unit_sums)
     write_whole(arrays, job.place)
     discard_state(job.place)
     num_bytes = sum(server.bytes for server in lookup.servers.all)

@@ -84,7 +84,7 @@ class Keeper:
             self.num_restarts += 1
 
     def _count_here(self) -> int:
-        return sum(int(arrivals.here.sum()) for arrivals in self._maps)
+        return sum(arrivals.progress for arrivals in self._maps)
 
     def _run_once(self) -> str | int:
         """One start of the fetcher to its end: its exit code, or in words how it died."""

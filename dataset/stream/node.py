@@ -11,12 +11,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dataset.archive.index_file import cut_as_summed
 from dataset.durable import write_json
 from dataset.stream.arrivals import Arrivals
 from dataset.stream.keeper import Keeper
 from dataset.stream.node_folder import NodeFolder
 from dataset.stream.plan import PlannedObject, StreamPlan
 from dataset.stream.spec import Needs, StreamedObject, StreamSpec, write_needs
+from dataset.stream.unit_map import UnitMap
 
 _PLAN = "plan.json"
 
@@ -39,7 +41,11 @@ class NodeStream:
         node = cls(plan, held.path)
         node._held = held
         for name, planned in node.objects.items():
-            Arrivals.create(node.map_path(name), planned.size)
+            if node.is_bounded(name):
+                bounds = cut_as_summed(planned.load_index()).bounds
+                UnitMap.create_for(node.map_path(name), bounds)
+            else:
+                Arrivals.create(node.map_path(name), planned.size)
         values = json.loads(json.dumps(asdict(plan), default=str))
         write_json(node.folder / _PLAN, values, is_synced=False)
         return node
@@ -50,7 +56,9 @@ class NodeStream:
         values: dict[str, Any] = json.loads((folder / _PLAN).read_text())
         train, val = (_read_object(values[name]) for name in ("train", "val"))
         assert train is not None
-        return cls(StreamPlan(Path(values["data"]), train, val), folder)
+        return cls(
+            StreamPlan(Path(values["data"]), train, val, is_bounded=values["is_bounded"]), folder
+        )
 
     @property
     def objects(self) -> dict[str, PlannedObject]:
@@ -64,6 +72,10 @@ class NodeStream:
         """The URL of validation if it has to be fetched whole first, as it has no index."""
         val = self.plan.val
         return val.url if val is not None and not val.is_here and val.index is None else ""
+
+    def is_bounded(self, name: str) -> bool:
+        """Whether only a part of an object is on the disk at a time: its map is one of units."""
+        return name == "train" and self.plan.is_bounded
 
     @property
     def num_bytes(self) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dataset.durable import writing_whole
 from dataset.own_names import part_path
 
-_FORMAT = 1
+_FORMAT = 2
 _HEAD = "head"
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -7,9 +7,11 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from dataset.archive.index_file import TarIndex, load_by_size
+from dataset.errors import DataError
 from dataset.federation.collection import has_collection_form, looks_like_object
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target
@@ -28,7 +30,7 @@ from dataset.fetch.request import Request
 from dataset.fetch.size import find_size
 from dataset.fetch.urls import list_top
 from dataset.names import TRAIN_TAR, VAL_TAR, VALPREP, split_urls
-from dataset.own_names import check_distinct, check_names
+from dataset.own_names import check_distinct, check_names, part_path
 from dataset.redaction import redact
 from dataset.stream.find_index import FoundIndex, find_index, is_proven
 
@@ -48,6 +50,14 @@ class PlannedObject:
     index: Path | None = None  # with the sums of its 1 MiB blocks
     is_proven: bool = False  # the index is known to be that of the published archive
 
+    def load_index(self) -> TarIndex:
+        """Its index, which it must have."""
+        assert self.index is not None
+        found = load_by_size(self.index, self.path, self.size)
+        if found is None:
+            raise DataError(f"{self.index} is not the index of {self.url}; remove it")
+        return found
+
 
 @dataclass(frozen=True)
 class StreamPlan:
@@ -56,6 +66,8 @@ class StreamPlan:
     data: Path
     train: PlannedObject
     val: PlannedObject | None = None
+    # Only a part of the train tar is on the disk at a time.
+    is_bounded: bool = field(default=False, kw_only=True)
 
     @property
     def is_here(self) -> bool:
@@ -82,6 +94,7 @@ def plan_stream(
     federation: str | None = None,
     token: Path | None = None,
     options: Options | None = None,
+    is_bounded: bool = False,
 ) -> StreamPlan | Refusal:
     """How to stream a URL into a folder; a Refusal says in words why that cannot be.
 
@@ -89,6 +102,7 @@ def plan_stream(
     a train and a val tar, with a comma between. `index` is the file or URL of the train tar's.
     The folder is held meanwhile: another stream there ends this one at once (exit 2), unless all
     is here already; a fetch there is waited for by whoever fetches whole.
+    is_bounded: only a part of the train tar will be on the disk at a time.
     """
     request = Request(data_dir, options or Options(), federation, token)
     urls = split_urls(url)
@@ -96,19 +110,21 @@ def plan_stream(
     _check_all_names(targets, request)
     is_folder = has_collection_form(targets[0]) or not looks_like_object(targets[0])
     if is_folder and len(urls) == 1:
-        return _plan_folder(url, targets[0], request, index)
+        return _plan_folder(url, targets[0], request, index, is_bounded)
     data = data_dir if len(urls) > 1 else data_dir / targets[0].name
     here = _find_here(urls, request)
     if here is not None:  # nobody has to hold the folder for it
         return StreamPlan(data, *here)
     try:
         with take_folder(data_dir, PLANNING):
-            return _plan_objects(urls, data, request, Ledger(data_dir), index)
+            return _plan_objects(urls, data, request, Ledger(data_dir), index, is_bounded)
     except FolderHeld as error:
         return _meet(error)
 
 
-def _plan_folder(url: str, target: Target, request: Request, index: str) -> StreamPlan | Refusal:
+def _plan_folder(
+    url: str, target: Target, request: Request, index: str, is_bounded: bool
+) -> StreamPlan | Refusal:
     """The stream of a folder's two archives."""
     _check_network([target])
     names = list_top(target, request)
@@ -125,7 +141,7 @@ def _plan_folder(url: str, target: Target, request: Request, index: str) -> Stre
             ledger = Ledger(request.out)
             if VALPREP in names:
                 _fetch_small(f"{base}/{VALPREP}", request, ledger)
-            return _plan_objects(urls, request.out, request, ledger, index)
+            return _plan_objects(urls, request.out, request, ledger, index, is_bounded)
     except FolderHeld as error:
         return _meet(error)
 
@@ -166,7 +182,12 @@ def _check_all_names(targets: Sequence[Target], request: Request) -> None:
 
 
 def _plan_objects(
-    urls: Sequence[str], data: Path, request: Request, ledger: Ledger, given: str
+    urls: Sequence[str],
+    data: Path,
+    request: Request,
+    ledger: Ledger,
+    given: str,
+    is_bounded: bool,
 ) -> StreamPlan | Refusal:
     targets = [request.parse(one) for one in urls]
     for target in targets:
@@ -186,7 +207,9 @@ def _plan_objects(
         is_here = records[number] is not None
         found = FoundIndex(None)
         if not is_here:
-            found = find_index(target, sizes[number], request, ledger, "" if number else given)
+            is_unit = is_bounded and not number
+            given = "" if number else given
+            found = find_index(target, sizes[number], request, ledger, given, is_unit)
         if found.path is None and not is_here and not number:
             command = f"python scripts/index_tar.py --checksums {shlex.quote(redact(urls[0]))}"
             return Refusal(found.reason, command)
@@ -196,11 +219,15 @@ def _plan_objects(
             PlannedObject(urls[number], path, sizes[number], is_here, found.path, proven)
         )
     missing = [(one.path, one.size) for one in planned if not one.is_here]
+    if is_bounded and not planned[0].is_here:
+        missing = missing[1:]  # the trainer knows how much of the tar will be here at a time
+        if (left := part_path(planned[0].path)).exists():
+            return Refusal(f"{left} is the beginning of a whole copy: finish it, or remove it")
     try:
         check_space_of_all(request.out, missing)
     except NoSpace as error:
         return Refusal(str(error))
-    return StreamPlan(data, *planned)
+    return StreamPlan(data, *planned, is_bounded=is_bounded)
 
 
 def _ask_size(target: Target, request: Request) -> int:

@@ -35,6 +35,17 @@ class StreamedObject:
 
 
 @dataclass(frozen=True)
+class CacheSpec:
+    """A cache for the training tar that is smaller than it."""
+
+    folder: str  # of the units' files
+    limit: int  # bytes, of all files in it
+    keep_bytes: int  # of units that stay for good
+    plans: str  # the folder of the plan of each epoch
+    num_ranks: int  # that read from it
+
+
+@dataclass(frozen=True)
 class StreamSpec:
     """The task of one fetcher."""
 
@@ -49,6 +60,7 @@ class StreamSpec:
     give_up_s: float = 6 * 3600.0
     stall_s: float = 20.0
     missing_s: float = 120.0
+    cache: CacheSpec | None = None  # None: all of the tar is kept
 
     def write(self, path: Path) -> None:
         write_json(path, asdict(self), is_synced=False)
@@ -60,6 +72,8 @@ def read_spec(path: Path) -> StreamSpec:
     values["train"] = StreamedObject(**values["train"])
     if values["val"] is not None:
         values["val"] = StreamedObject(**values["val"])
+    if values["cache"] is not None:
+        values["cache"] = CacheSpec(**values["cache"])
     return StreamSpec(**values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -204,6 +205,16 @@ def test_a_streamed_job_gives_its_urls_to_the_trainer(scratch: Path, stream: str
         "--federation http://127.0.0.1:1 --output out "
     )
     assert not (scratch / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [("0", ""), ("0.0", ""), ("20", "20GiB"), ("1.5", "1.5GiB")]
+)
+def test_a_small_disk_is_the_limit_of_the_cache(scratch: Path, given: str, limit: str) -> None:
+    assert run(scratch, FINISH, **URL, CACHE_GB=given) == (0, "")
+    arguments = json.loads((scratch / "arguments").read_text())
+    found = dict(itertools.pairwise(arguments))
+    assert found.get("--cache-limit", "") == limit
 
 
 def test_a_streamed_job_that_is_vacated_keeps_what_has_arrived(scratch: Path) -> None:

@@ -71,6 +71,22 @@ def test_the_urls_of_tars_are_streamed_unless_they_must_be_fetched_first(
 
 
 @pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"STREAM": "never"}, "CACHE_GB does not go with STREAM=never"),
+        ({"PLUGIN": "true"}, "CACHE_GB does not go with PLUGIN=true"),
+        ({"CACHE_GB": "much"}, "CACHE_GB=much: give a number"),
+    ],
+)
+def test_a_cache_is_for_streams(more: dict[str, str], words: str) -> None:
+    assert slot.choose_way({"DATA": TAR, "CACHE_GB": "20"}) == "stream"
+    assert slot.choose_way({"DATA": TAR, "STREAM": "never", "CACHE_GB": "0"}) == "fetch"
+    with pytest.raises(slot.SlotError, match=words) as caught:
+        slot.choose_way({"DATA": TAR, "CACHE_GB": "20"} | more)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
     "more", [{"PLUGIN": "true"}, {"DATA_MODE": "extract"}, {"FETCH": "--md5 0"}, {"DATA": "dummy"}]
 )
 def test_always_is_refused_where_it_cannot_be(more: dict[str, str]) -> None:

@@ -96,6 +96,24 @@ def test_the_patience_of_a_stream_is_spelled_as_that_of_a_fetch(text: str, secon
 
 
 @pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("500MB", 5e8), ("20GB", 2e10), ("20GiB", 20 * 2**30), ("1.5G", 1.5e9), ("1024", 1024)],
+)
+def test_the_limit_of_a_cache_is_a_size_and_for_streams(text: str, num_bytes: float) -> None:
+    url = "https://host/x.tar"
+    assert parse_config([url, "--cache-limit", text]).cache_bytes == num_bytes
+    assert parse_config([url]).cache_bytes == 0
+    for argv in (["DATA"], ["--dummy"], [url, "-e"], [url, "--stream", "never"]):
+        with pytest.raises(UserError, match="--cache-limit is for a training that streams a URL"):
+            parse_config([*argv, "--cache-limit", text])
+    with pytest.raises(UserError, match="--cache-limit takes --order streamed"):
+        parse_config([url, "--cache-limit", text, "--order", "uniform"])
+    for wrong in ("much", "0GB", "-1", "20 gallons"):
+        with pytest.raises(UserError, match="--cache-limit"):
+            parse_config([url, f"--cache-limit={wrong}"])
+
+
+@pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["DATA", "--lr", "fast"], "--lr: invalid float value: 'fast'"),

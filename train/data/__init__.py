@@ -3,6 +3,7 @@
 sources         where images come from: class folders, or an indexed tar
 network_meter   what the network costs a rank: hits, misses, waiting
 stream_source   the images of a tar that is still arriving
+unit_source     the images of a tar of which only some units are here
 splits          a data set: its training and validation images
 sampler         which images make up global step k
 val_share       validation images held out of the training set
@@ -10,6 +11,8 @@ streamed_order  an order of images that can be streamed from a tar
 sample_order    the order of a run: uniform or streamed
 tar_layout      where samples lie in their tar, by its index
 needs           when a run first needs each MiB of its tar
+unit_needs      when a run uses each unit, and the least disk for it
+bounded_cache   a disk that holds a part of the tar: divided, planned
 jpeg            the JPEG kernel (jpeg_crop.c): built once
 decode          one image from bytes to pixels
 readers         how many threads read at a time, and what

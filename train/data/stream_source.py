@@ -37,6 +37,8 @@ class Refused(UserError):
 class StreamSource(TarSource):
     """The images of an indexed tar, as they arrive; safe over fork and spawn as a TarSource is."""
 
+    keeps_all = True  # the tar will be whole
+
     def __init__(
         self, index: TarIndex, arrivals: Arrivals, meter: NetworkMeter, local_rank: int = 0
     ) -> None:
@@ -79,6 +81,9 @@ class StreamSource(TarSource):
     def list_unproven(self) -> list[str]:
         """The classes whose class tar cannot be looked at yet; raises for a wrong one."""
         return self._headers.prove_classes(self._pread, self.arrivals.has)
+
+    def ask_for_proofs(self) -> None:
+        """Does nothing: what proves the classes comes by itself, as everything does."""
 
     def wait_for_proofs(self) -> None:
         """Returns when every class is proven."""
@@ -147,10 +152,10 @@ class StreamSource(TarSource):
         """Returns when some bytes are here; raises when no more will come."""
         if self.arrivals.has(begin, end):
             return
-        self.arrivals.ask(begin, end)
         pause_s, begin_s, num_looks = FIRST_PAUSE_S, time.monotonic(), 0
         with self._meter.waiting(self._tell_waiting):
             while not self.arrivals.has(begin, end):
+                self.arrivals.ask(begin, end)  # again: the fetcher of a bounded cache clears it
                 waited_s = time.monotonic() - begin_s
                 self._check_wait(begin, end, waited_s)
                 if waited_s > num_looks * LOOK_S:

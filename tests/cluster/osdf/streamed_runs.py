@@ -12,7 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 
+from dataset.archive import units
 from dataset.archive.index import build_index
 from dataset.fake.make import make_fake_imagenet
 from dataset.federation.lookup import Options
@@ -66,7 +68,9 @@ def serve_set(
     name = f"stream-{os.urandom(4).hex()}"
     space = osdf.PROTECTED if is_protected else osdf.PUBLIC
     for tar in (tars / TRAIN, tars / VAL):
-        build_index(tar, checksums=True)
+        with pytest.MonkeyPatch.context() as patch:  # the sums of the units that the runs have
+            patch.setattr(units, "UNIT_SIZE", hooks.SMALL_UNITS["train.data.tar_layout.UNIT_SIZE"])
+            build_index(tar, checksums=True)
         for file in (tar, tar.with_name(tar.name + INDEX_SUFFIX)):
             osdf.put(f"{name}/{file.name}", file, space)
     federation = osdf.DIRECTOR_URL if is_protected else osdf.DIRECTOR_HTTP_URL

@@ -1,0 +1,152 @@
+"""A run whose disk holds only a part of its tar: the limit divided, and a plan for each epoch.
+
+The first rank writes the plans: those of this epoch and the next at the start, later ones as the
+run comes to the epoch before. The fetcher follows them (dataset/stream/unit_fetch.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dataset.archive.index_file import TarIndex, cut_as_summed
+from dataset.errors import UserError
+from dataset.own_names import part_path
+from dataset.stream.spec import NEVER, CacheSpec, StreamSpec
+from dataset.stream.unit_map import UnitMap
+from dataset.stream.unit_plan import EpochPlan, write_plan
+from train.data.network_meter import NetworkMeter
+from train.data.unit_needs import CacheShare, RunSteps, UnitNeeds, share_cache
+from train.data.unit_source import UnitSource
+
+log = logging.getLogger("trainyard")
+
+UNITS_SUFFIX = ".units"
+SPARE_BYTES = 16 << 20  # for what the file system itself needs
+
+
+class ValTar(Protocol):
+    """The validation tar, as a stream plans it."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def size(self) -> int: ...
+
+
+def find_unit_folder(tar: Path) -> Path:
+    """The folder of the units' files, below --data-dir."""
+    part = part_path(tar)
+    return part.with_name(part.name + UNITS_SUFFIX)
+
+
+def open_units(index: TarIndex, place: Path, meter: NetworkMeter) -> UnitSource:
+    """The images of the tar, as its units come and go."""
+    return UnitSource(index, UnitMap(place), find_unit_folder(index.tar), meter)
+
+
+def lower_to_disk(limit: int, tar: Path, val: Path | None) -> int:
+    """The limit, or what the disk has room for if that is less."""
+    held = [*find_unit_folder(tar).glob("*"), *([val, part_path(val)] if val else [])]
+    room = sum(file.stat().st_size for file in held if file.exists())
+    room += shutil.disk_usage(tar.parent).free - SPARE_BYTES
+    if room < limit:
+        log.warning("--cache-limit: the disk has room for %.2f GB only", room / 1e9)
+    return min(limit, room)
+
+
+def divide_limit(limit: int, val: int, needs: UnitNeeds, connections: int) -> CacheShare:
+    """How the limit is divided; raises for one that is too small for the order."""
+    if needs.run.order.layout is None:
+        raise UserError(
+            "--cache-limit takes --order streamed: a uniform order uses all of the tar at any time "
+            "(a checkpoint keeps its order; without --cache-limit it can be continued)"
+        )
+    plans = [needs.plan(number) for number in range(min(2, needs.num_epochs))]
+    share = share_cache(limit, val, needs.units, plans, connections)
+    if limit < share.least:
+        least_gb = math.ceil(share.least / 1e6) / 1e3
+        raise UserError(
+            f"--cache-limit: {limit / 1e9:.3f} GB are too little for this order, which has up to "
+            f"{share.in_use / 1e9:.3f} GB in use, {share.in_flight / 1e9:.3f} GB on their way, and "
+            f"{share.val / 1e9:.3f} GB of validation; give {least_gb:.3f}GB or more"
+        )
+    return share
+
+
+def open_cache(
+    limit: int, train: UnitSource, val: ValTar | None, steps: RunSteps, folder: Path
+) -> BoundedCache:
+    """The cache of a run; its plans go into the folder."""
+    needs = UnitNeeds(steps, cut_as_summed(train.index))
+    limit = lower_to_disk(limit, train.index.tar, val.path if val else None)
+    share = divide_limit(limit, val.size if val else 0, needs, StreamSpec.connections)
+    cache = BoundedCache(share, needs, train, folder)
+    cache.tell_start()
+    return cache
+
+
+class BoundedCache:
+    """The cache of a run, as its first rank sees it."""
+
+    def __init__(
+        self, share: CacheShare, needs: UnitNeeds, source: UnitSource, plans: Path
+    ) -> None:
+        self.share, self._needs, self._source, self._folder = share, needs, source, plans
+        self._plans: list[EpochPlan] = []
+        self._write_until(2)
+
+    def make_spec(self, num_ranks: int) -> CacheSpec:
+        """What the fetcher is told."""
+        share = self.share
+        folder = find_unit_folder(self._source.index.tar)
+        limit, plans = share.limit - share.val, str(self._folder)
+        return CacheSpec(str(folder), limit, share.keep, plans, num_ranks)
+
+    def _write_until(self, end: int) -> None:
+        for number in range(len(self._plans), min(end, self._needs.num_epochs)):
+            plan = self._needs.plan(number)
+            write_plan(self._folder, number, plan)
+            self._plans.append(plan)
+
+    def note_step(self, step: int) -> None:
+        """Writes the plan of the epoch after the one that the run has come to."""
+        self._write_until(step // self._needs.per_epoch - self._needs.first_epoch + 2)
+
+    def describe_ahead(self, step: int) -> str:
+        """For the progress line: for how many steps all is here."""
+        missing, now = self._source.arrivals.here == 0, step - self._needs.run.step
+        firsts = [
+            np.maximum(plan.first, now)[missing & (plan.last >= now)].min(initial=NEVER)
+            for plan in self._plans[-2:]
+        ]
+        ahead = min(firsts, default=NEVER)
+        return ", all steps here" if ahead == NEVER else f", {max(0, int(ahead) - now)} steps ahead"
+
+    def tell_start(self) -> None:
+        """One line: the limit, what is kept, and what later epochs fetch."""
+        share = self.share
+        log.info(
+            "cache limit %.2f GB: %.2f GB in use at a time, %.0f %% of the tar kept for good; each "
+            "later epoch fetches %.2f GB",
+            share.limit / 1e9,
+            (share.in_use + share.in_flight) / 1e9,
+            100 * share.keep / share.total,
+            share.later / 1e9,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """For the record of this attempt."""
+        tally = self._source.arrivals.tally
+        return {
+            "cache_limit": self.share.limit,
+            "cache_least": self.share.least,
+            "cache_kept": self.share.keep,
+            "bytes_refetched": tally.refetched,
+            "bytes_replaced": tally.replaced,
+        }
