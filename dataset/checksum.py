@@ -10,9 +10,6 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 # Polynomials in the reflected form, for combining two checksums without the bytes.
 _POLYNOMIALS = {"crc32": 0xEDB88320, "crc32c": 0x82F63B78}
 _ADLER_BASE = 65521
@@ -66,7 +63,7 @@ def combine(kind: str, first: int, second: int, second_length: int) -> int:
     """The checksum of two pieces in a row, from theirs and the length of the second one."""
     if kind == "adler32":
         return _combine_adler32(first, second, second_length)
-    return _multiply(_zeros(kind, second_length), first) ^ second
+    return _multiply(zeros_matrix(kind, second_length), first) ^ second
 
 
 def combine_all(kind: str, pieces: Iterable[tuple[int, int]]) -> int:
@@ -75,20 +72,6 @@ def combine_all(kind: str, pieces: Iterable[tuple[int, int]]) -> int:
     for value, length in pieces:
         total = combine(kind, total, value, length)
     return total
-
-
-def append_zeros(
-    kind: str, values: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint32]:
-    """For many crcs at once, what `combine` makes of each before the second one is added."""
-    result = values.copy()
-    for bit in range(int(lengths.max(initial=0)).bit_length()):
-        is_set = (lengths >> bit & 1).astype(bool)
-        vector, total = result[is_set], np.zeros(int(is_set.sum()), np.uint32)
-        for row, column in enumerate(_zeros(kind, 1 << bit)):
-            total ^= (vector >> np.uint32(row) & np.uint32(1)) * np.uint32(column)
-        result[is_set] = total
-    return result
 
 
 def _combine_adler32(first: int, second: int, length: int) -> int:
@@ -100,7 +83,7 @@ def _combine_adler32(first: int, second: int, length: int) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _zeros(kind: str, length: int) -> tuple[int, ...]:
+def zeros_matrix(kind: str, length: int) -> tuple[int, ...]:
     """The effect of `length` zero bytes on a crc register, as a 32 x 32 matrix over GF(2)."""
     one_bit = (_POLYNOMIALS[kind], *(1 << n for n in range(31)))
     matrix = one_bit

@@ -150,4 +150,18 @@ def _sum_before(position: int, prefix: PrefixSums, fd: int) -> int:
 
 def _xor_prefix(before: Uint32s, until: Uint32s, begin: Int64s, end: Int64s) -> Uint32s:
     """The sums of [begin, end), from those of [0, begin) and [0, end)."""
-    return checksum.append_zeros("crc32", before, end - begin) ^ until
+    return append_zeros("crc32", before, end - begin) ^ until
+
+
+def append_zeros(
+    kind: str, values: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    """For many crcs at once, what `combine` makes of each before the second one is added."""
+    result = values.copy()
+    for bit in range(int(lengths.max(initial=0)).bit_length()):
+        is_set = (lengths >> bit & 1).astype(bool)
+        vector, total = result[is_set], np.zeros(int(is_set.sum()), np.uint32)
+        for row, column in enumerate(checksum.zeros_matrix(kind, 1 << bit)):
+            total ^= (vector >> np.uint32(row) & np.uint32(1)) * np.uint32(column)
+        result[is_set] = total
+    return result

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset import checksum
 from dataset.archive import units
 from dataset.archive.index import build_index, find_current
 from dataset.archive.index_file import TarIndex, load_index, write_whole
-from dataset.archive.unit_sums import PrefixSums, sum_units
+from dataset.archive.unit_sums import PrefixSums, append_zeros, sum_units
 from dataset.archive.units import EMPTY, cut_units
 from dataset.errors import DataError
 from tests.dataset.stream.url_index import LARGE, index, serving_tar
@@ -108,6 +107,6 @@ def test_many_crcs_are_shifted_at_once() -> None:
     first, second = os.urandom(999), os.urandom(12_345)
     values = np.array([zlib.crc32(first), zlib.crc32(second)], np.uint32)
     lengths = np.array([len(second), 0])
-    shifted = checksum.append_zeros("crc32", values, lengths).tolist()
+    shifted = append_zeros("crc32", values, lengths).tolist()
     assert shifted[0] ^ zlib.crc32(second) == zlib.crc32(first + second)
     assert shifted[1] == zlib.crc32(second)
