@@ -386,10 +386,11 @@ def test_the_record_adds_up_over_attempts(images: Path, tmp_path: Path, world: i
         parts = attempt["phases"].values()
         assert attempt["seconds"] == pytest.approx(sum(p["mean_s"] for p in parts))
         assert attempt["end"] - attempt["start"] == pytest.approx(attempt["seconds"])
-        assert begin_s <= attempt["start"] < attempt["end"] <= time.time()
+        # The wall clock is adjusted all the time, by microseconds too; durations are monotonic.
+        assert begin_s - 0.1 <= attempt["start"] < attempt["end"] <= time.time() + 0.1
         assert all(0 <= p["mean_s"] <= p["max_s"] + 1e-9 for p in parts)
         assert attempt["ranks"] == world
-    assert all(a["end"] <= b["start"] for a, b in itertools.pairwise(attempts))
+    assert all(a["end"] <= b["start"] + 0.1 for a, b in itertools.pairwise(attempts))
     assert run["phases"]["compute"]["mean_s"] > 0 and run["phases"]["evaluation"]["mean_s"] > 0
     assert run["images_trained"] == 80
     assert run["result"]["final_acc1"] == read_epochs(out)[-1]["val_acc1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,7 +119,11 @@ class Bounded:
         return CONTENT[self.map.bounds[unit] : self.map.bounds[unit + 1]]
 
     def measure(self) -> int:
-        return sum(file.stat().st_size for file in self.units.iterdir())
+        total = 0
+        for file in self.units.iterdir():
+            with suppress(FileNotFoundError):  # renamed or freed meanwhile
+                total += file.stat().st_size
+        return total
 
 
 def make_bounded(folder: Path) -> Bounded:
