@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.condor, pytest.mark.timeout(1500)]
 END_S = 900.0
 TRAIN = "-a shufflenet_v2_x0_5 -b 4 --image-size 32 -j 0 -p 1 --threads 1"
 # In place of PYTHON: each training of trial 1 fails; those of trial 0 stop after their third step
-# until a SIGTERM comes, twice, and tell the test.
+# until a SIGTERM comes, twice, and tell the test. An epoch has 50 steps: the stop comes in time.
 PYTHON = """#!/bin/bash
 chosen() {{
     local flags=$(sed -n 's/^CHOSEN = //p' {folder}/study/search/trial000$1/chosen.sub)
@@ -34,7 +34,7 @@ for number in 1 2; do
     if chosen 0 && [[ ! -e {folder}/stopped$number ]]; then
         {python} "$@" >log 2>&1 & child=$!
         trap 'kill -CONT $child; kill -TERM $child' TERM
-        until grep -q ' step 3/' log || ! kill -0 $child; do sleep 0.1; done
+        until grep -q ' step 3/' log || ! kill -0 $child; do sleep 0.02; done
         kill -STOP $child
         touch {folder}/stopped$number
         while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
@@ -51,7 +51,7 @@ def write_study(condor: ModuleType) -> Path:
     folder: Path = condor.make_folder()
     folder.chmod(0o777)  # jobs leave their marks there
     make_fake_imagenet(
-        folder / "data", classes=2, train_per_class=10, val_per_class=4, size=(40, 40)
+        folder / "data", classes=2, train_per_class=100, val_per_class=4, size=(40, 40)
     )
     wrapper = folder / "python"
     wrapper.write_text(PYTHON.format(folder=folder, python=condor.PYTHON))
