@@ -181,7 +181,10 @@ def test_a_halted_fetcher_is_replaced(
     keeper = partial(Keeper, silent_s=SILENT_S)
     with hold(osdf, served):
         job = start(
-            served, tmp_path, token, partial(hooks.set_value, "train.streaming", "Keeper", keeper)
+            served,
+            tmp_path,
+            token,
+            partial(hooks.set_value, "dataset.stream.node", "Keeper", keeper),
         )
         pid = wait_for_some(job, tmp_path)
         os.kill(pid, signal.SIGSTOP)
