@@ -18,7 +18,7 @@ GPU := gpu or gpusim
 RERUNS ?= 1
 # Debian packages that tests use beside those that each service installs for itself.
 APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc g++ libc6-dev libjpeg62-turbo-dev iproute2 git
-.PHONY: help setup system demo test test-unit test-stories test-gpu test-cluster test-oldest lint format bench plugin soak cluster-up cluster-down clean
+.PHONY: help setup system demo test test-unit test-trainings test-stories test-gpu test-cluster test-oldest lint format bench plugin soak cluster-up cluster-down clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,10 +46,14 @@ system: setup ## Debian packages for the tests (root and apt; without them the t
 	  $(PY) -m train.data.jpeg; \
 	else echo "LEFT OUT: Debian packages ($(APT_PACKAGES)): needs root and apt"; fi
 
-test: setup system lint test-unit test-stories test-gpu test-cluster ## everything, on real SLURM, HTCondor and XRootD
+test: setup system lint test-unit test-trainings test-stories test-gpu test-cluster ## everything, on real SLURM, HTCondor and XRootD
 
+# Its tests wait for each other's processes a third of the time: three workers fill two cores.
 test-unit: setup ## the quick part: no service needed
-	$(PY) -m pytest -n 2 --dist worksteal -m "not ($(CLUSTER) or $(GPU) or story)"
+	$(PY) -m pytest -n 3 --dist worksteal --in-memory -m "not ($(CLUSTER) or $(GPU) or story or training)"
+
+test-trainings: setup ## real trainings in processes of their own: killed, resumed, streamed; no service needed
+	$(PY) -m pytest -n 3 --dist worksteal --in-memory -m "training and not ($(CLUSTER) or $(GPU))"
 
 test-stories: setup ## a few whole stories as a user lives them: the demo, a study, torchrun, the doctor's tour
 	$(PY) -m pytest -n 2 --dist worksteal -m story
@@ -57,10 +61,10 @@ test-stories: setup ## a few whole stories as a user lives them: the demo, a stu
 test-gpu: setup system ## the part on a GPU, simulated where there is none
 	$(PY) -m pytest -n 2 -m "$(GPU)"
 
-# With WORKERS=3 each worker starts services of its own, on their own ports: quicker, but not yet without failures.
-WORKERS ?= 0
+# Each worker starts services of its own, on their own ports: its tests mostly wait for them. WORKERS=0 is one process.
+WORKERS ?= 2
 test-cluster: setup system ## the part on real services, which it starts and stops
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --reruns $(RERUNS) -m "$(CLUSTER)"
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --reruns $(RERUNS) -m "$(CLUSTER)"
 
 # The floor of README's promise, in an environment of its own (2.5 GB); PYTHON_OLDEST names a Python 3.10.
 PYTHON_OLDEST ?= python3.10

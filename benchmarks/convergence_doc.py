@@ -24,7 +24,18 @@ def make_part(result: dict[str, Any]) -> str:
     """The finding, the table, the picture, and where they come from."""
     found = "\n".join(f"- {line}" for line in summarise(judge(result["runs"])).splitlines())
     shown = [format_table(*table) for table in tables(result)]
-    return "\n\n".join([found, *shown, PICTURE, describe_source(result)])
+    return "\n\n".join([found, *shown, PICTURE, describe_sources(result)])
+
+
+def describe_sources(result: dict[str, Any]) -> str:
+    """Where the runs come from: all from one command, or some from the records before it."""
+    earlier = result.get("earlier", [])
+    if not earlier:
+        return describe_source(result)
+    num_new = len(result["runs"]) - sum(facts["num_runs"] for facts in earlier)
+    sources = [*earlier, result | {"num_runs": num_new}]
+    lines = [f"- {facts['num_runs']} runs. {describe_source(facts)}" for facts in sources]
+    return "\n".join(lines).replace("\n`", "\n  `")
 
 
 def make_doc(text: str, record: Path) -> str:

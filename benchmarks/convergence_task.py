@@ -54,6 +54,9 @@ SETS = {
     "2 classes": SetSpec((50, 50)),
     "5 classes (90/5/3/1/1 %)": SetSpec((90, 5, 3, 1, 1), is_uneven=True),
 }
+# Five pairs of it left an interval that was wider than the margin, so it has the further seeds too.
+# Not a field of a set: the runs that were trained before keep their task's digest.
+UNDECIDED = ("2 classes",)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Task:
     lr: float = 0.1
     warmup_epochs: float = 1.0
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    more_seeds: tuple[int, ...] = (5, 6, 7, 8, 9, 10, 11)  # of an uneven set, without the control
+    more_seeds: tuple[int, ...] = (5, 6, 7, 8, 9, 10, 11)  # of some sets, without the control
 
     @property
     def num_train(self) -> int:
@@ -89,11 +92,11 @@ class Task:
     @property
     def runs(self) -> list[tuple[str, str, int]]:
         """(set, order, seed) of every run; a seed of all sets first, so that pairs come early."""
-        uneven = [name for name, spec in SETS.items() if spec.is_uneven]
+        more = [name for name, spec in SETS.items() if spec.is_uneven or name in UNDECIDED]
         pair = (UNIFORM, STREAMED)
         return [
             *((name, order, seed) for seed in self.seeds for name in SETS for order in ORDERS),
-            *((name, order, seed) for seed in self.more_seeds for name in uneven for order in pair),
+            *((name, order, seed) for seed in self.more_seeds for name in more for order in pair),
         ]
 
     @property

@@ -37,6 +37,7 @@ from dataset.errors import run_command
 from dataset.flags import flag, make_parser, parse_flags
 
 MEAN_IMAGE = 110_000
+IMAGE_SIZES = range(20_000, 2 * MEAN_IMAGE - 20_000)
 NUM_CLASSES, PER_CLASS = 1000, 1281
 TRAIN = "ILSVRC2012_img_train.tar"
 
@@ -96,14 +97,17 @@ def _cold_s(num_classes: int) -> float:
         return _in_child(lambda: _index_cold(tar))[0]
 
 
-def write_sparse_tar(path: Path, num_classes: int, per_class: int) -> None:
+def write_sparse_tar(
+    path: Path, num_classes: int, per_class: int, image_sizes: range = IMAGE_SIZES
+) -> None:
     """A train tar of real size whose images are holes: only the headers take space."""
     random_sizes = random.Random(0)
     with open(path, "wb") as file:
         for c in range(num_classes):
             wnid = f"n{c:08d}"
             sizes = [
-                random_sizes.randrange(20_000, 2 * MEAN_IMAGE - 20_000) for _ in range(per_class)
+                random_sizes.randrange(image_sizes.start, image_sizes.stop)
+                for _ in range(per_class)
             ]
             inner = sum(512 + (size + 511) // 512 * 512 for size in sizes) + 1024
             file.write(_header(f"{wnid}.tar", inner))

@@ -41,7 +41,7 @@ from benchmarks.bench import (
     rounds_flag,
 )
 from benchmarks.reference_loop import make_loader, pil_steps
-from dataset.errors import run_command
+from dataset.errors import UserError, run_command
 from dataset.flags import flag, make_parser, parse_flags
 from dataset.names import TRAIN_TAR, VAL_TAR
 from train.data.batches import Images, Item
@@ -54,7 +54,7 @@ from train.device import keep_freed_memory
 from train.step import Placement
 from train.torch_data import CentreCrop, ImageDataset, RandomCrop, batches, open_images
 
-BATCH, SIZE, WORKERS = 64, 224, 2
+BATCH, SIZE, WORKERS, CLASSES = 64, 224, 2, 8
 REFERENCE = "pytorch/examples: ImageFolder, PIL, float"
 OURS_PIL = "ours without the kernel: Pillow, uint8"
 OURS_FLOAT, OURS = "ours: kernel, float on the CPU", "ours: kernel, uint8"
@@ -74,14 +74,22 @@ class LoaderFlags(BenchFlags):
     """The flags of benchmarks/loader.py."""
 
     rounds: int = rounds_flag(5)
-    images_per_class: int = flag(160, "of 8 classes")
+    images_per_class: int = flag(160, f"of {CLASSES} classes, half as many for validation")
+
+    def __post_init__(self) -> None:
+        least = 2 * 2 * BATCH // CLASSES  # the first batch of a split is not timed
+        if self.rounds < 1 or self.images_per_class < least:
+            raise UserError(
+                f"--rounds {self.rounds} --images-per-class {self.images_per_class}: give at least "
+                f"1 round and {least} images, for two batches of {BATCH} in each split"
+            )
 
 
 def main() -> int:
     flags = parse_flags(LoaderFlags, make_parser(__doc__))
     torch.set_num_threads(1)
     keep_freed_memory()  # as a run on a CPU does; here for all loaders
-    folder = make_data(8, flags.images_per_class, flags.images_per_class // 2, "500x375")
+    folder = make_data(CLASSES, flags.images_per_class, flags.images_per_class // 2, "500x375")
     data = open_dataset(folder / "ILSVRC2012_img_train.tar", None)
     result: dict[str, Any] = {"rounds": flags.rounds, "pixels": compare_pixels(data)}
     splits: tuple[Split, ...] = ("train", "val")

@@ -45,15 +45,20 @@ class RunFlags(RecordFlags):
 
 
 class RunFile:
-    """The runs that have ended, one line each; they are of one task and one commit."""
+    """The runs that have ended, one line each; they are of one task and one commit.
 
-    def __init__(self, fd: int, task_digest: str) -> None:
+    `recorded` are runs of a committed record, which may be of another commit: they are not trained
+    again, and each keeps the name of its commit.
+    """
+
+    def __init__(self, fd: int, task_digest: str, recorded: Sequence[dict[str, Any]] = ()) -> None:
         self._fd = fd
         self._origin = {"task": task_digest, "commit": find_commit()}
         data = os.pread(fd, os.fstat(fd).st_size, 0)
         whole = data[: data.rfind(b"\n") + 1]  # a kill may have torn the last line
         os.ftruncate(fd, len(whole))
         self.runs: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+        self._of_record = [run for run in recorded if run["task"] == task_digest]
 
     def check_origin(self, path: Path) -> None:
         """Refuses runs of another task or commit: they could not be compared."""
@@ -64,6 +69,15 @@ class RunFile:
                         f"{path} has runs of {name} {run[name]}, and this is {name} {now}; "
                         "finish them there, or start over with --fresh"
                     )
+
+    @property
+    def recorded(self) -> list[dict[str, Any]]:
+        """The runs of the record; without those of this file, which --save has put there too."""
+        return [run for run in self._of_record if run not in self.runs]
+
+    @property
+    def all_runs(self) -> list[dict[str, Any]]:
+        return self.recorded + self.runs
 
     def forget(self) -> None:
         os.ftruncate(self._fd, 0)
@@ -77,13 +91,15 @@ class RunFile:
 
 
 @contextmanager
-def open_runs(path: Path, task_digest: str, fresh: bool) -> Iterator[RunFile]:
+def open_runs(
+    path: Path, task_digest: str, fresh: bool, recorded: Sequence[dict[str, Any]] = ()
+) -> Iterator[RunFile]:
     """The file of the runs, for one process at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         try_lock(fd)
-        file = RunFile(fd, task_digest)
+        file = RunFile(fd, task_digest, recorded)
         if fresh:
             file.forget()
         file.check_origin(path)
@@ -105,7 +121,7 @@ def train_missing(
 
     None while some are missing. A run has its "seconds" and its "acc1_pct", one a validation.
     """
-    have = set(map(key_of, file.runs))
+    have = set(map(key_of, file.all_runs))
     missing = [key for key in wanted if key not in have][: flags.limit]
     log.info("%d of %d runs on record, %d to train", len(have), len(wanted), len(missing))
     seconds = 0.0
@@ -116,10 +132,10 @@ def train_missing(
         told = ", ".join(map(str, key_of(run)))
         log.info("run %d of %d: %s: %.2f %%; about %.0f min left",
                  done, len(missing), told, run["acc1_pct"][-1], left_min)  # fmt: skip
-    if len(file.runs) < len(wanted):
-        log.info("%d runs are missing; the same command goes on", len(wanted) - len(file.runs))
+    if num_missing := len(wanted) - len(file.all_runs):
+        log.info("%d runs are missing; the same command goes on", num_missing)
         return None
-    return sorted(file.runs, key=lambda run: wanted.index(key_of(run)))
+    return sorted(file.all_runs, key=lambda run: wanted.index(key_of(run)))
 
 
 _worker: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The tables and the picture of benchmarks/stream.py in docs/fetch.md, from its record."""
+"""The tables and the picture of benchmarks/stream.py in docs/fetch.md and docs/grid.md."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.bench import RESULTS, ROOT, describe_source, format_table
 from benchmarks.extract_doc import fill
-from benchmarks.stream_verdict import LOCAL, STREAM, middle, tables
+from benchmarks.stream_promises import LOCAL, SMALL_DISK, STREAM, TWO_NODES
+from benchmarks.stream_verdict import middle, tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NAME = "stream"
 RECORD = RESULTS / f"{NAME}.json"
-DOC = ROOT / "docs" / "fetch.md"
+DOC, GRID_DOC = ROOT / "docs" / "fetch.md", ROOT / "docs" / "grid.md"
+DISKS = {"all of it": STREAM, "15 % of it": SMALL_DISK, "2 nodes, each its share": TWO_NODES}
 NOT_RUN = "There is no record of it yet."
 PICTURE = "![seconds to the first step and of two epochs](../run_results/benchmarks/stream.svg)"
 # Okabe and Ito's, told apart by colour-blind readers too.
@@ -40,6 +42,31 @@ def make_doc(text: str, record: Path) -> str:
     """docs/fetch.md with what the record says; without one, it says that there is none."""
     part = make_part(NAME, json.loads(record.read_text())) if record.exists() else NOT_RUN
     return fill(text, NAME, part)
+
+
+def make_grid_doc(text: str, record: Path) -> str:
+    """docs/grid.md with what smaller disks cost, by the record."""
+    part = make_disks(json.loads(record.read_text())) if record.exists() else NOT_RUN
+    return fill(text, "stream_disks", part)
+
+
+def make_disks(result: dict[str, Any]) -> str:
+    """The epochs of a tar of which a disk keeps all or a part."""
+    rows = [
+        [
+            disk,
+            *(f"{middle(result, way, column):.1f}" for column in ("epoch_1_s", "epoch_2_s")),
+            f"{middle(result, way, 'bytes') / 1e9:.2f}",
+        ]
+        for disk, way in DISKS.items()
+        if way in result["rows"]
+    ]
+    title = (
+        f"{result['tar_bytes'] / 1e9:.2f} GB over a link of {result['rate'] / 1e6:g} MB/s, which "
+        f"takes {result['link_s']:.1f} s for it; compute of an epoch {result['compute_s']:.1f} s"
+    )
+    header = ["the disk keeps", "end of epoch 1, s", "epoch 2, s", "GB sent in both"]
+    return "\n\n".join([format_table(title, header, rows), describe_source(result)])
 
 
 def list_parts(result: dict[str, Any], way: str) -> list[float]:
@@ -95,5 +122,6 @@ def _draw_bars(axes: Axes, result: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     DOC.write_text(make_doc(DOC.read_text(), RECORD))
+    GRID_DOC.write_text(make_grid_doc(GRID_DOC.read_text(), RECORD))
     if RECORD.exists():
         draw_picture(json.loads(RECORD.read_text()), RECORD.with_suffix(".svg"))

@@ -9,7 +9,7 @@ set -uo pipefail
 mkdir -p out data # first of all: a listed output that does not exist is a hold
 printf -v BEGAN '%(%s)T' -1 # the job's limit counts from here, the fetch included
 export BEGAN PYTHONPATH=$PWD PYTHONUNBUFFERED=1
-: "${WEIGHTS:=}" "${DATA:?}" "${EPOCHS:=5}" "${SEED:=0}" "${CHECKPOINT_HOURS:=2}" "${TRAIN:=}" "${FETCH:=}" "${PLUGIN:=false}" "${DATA_MODE:=tar}" "${STREAM:=auto}" "${CACHE_GB:=0}"
+: "${WEIGHTS:=}" "${INDEX:=}" "${DATA:?}" "${EPOCHS:=5}" "${SEED:=0}" "${CHECKPOINT_HOURS:=2}" "${TRAIN:=}" "${FETCH:=}" "${PLUGIN:=false}" "${DATA_MODE:=tar}" "${STREAM:=auto}" "${CACHE_GB:=0}"
 child='' stopping=''
 
 on_term() {
@@ -88,6 +88,7 @@ esac
 patience=(--give-up-after 1h ${FEDERATION:+--federation "$FEDERATION"})
 if [[ $way == stream ]]; then # or, where that cannot be, the trainer fetches all of it first
     source=("$DATA" --data-dir data --stream "$STREAM" "${patience[@]}")
+    source+=(${INDEX:+--index "${INDEX##*/}"})
     [[ $CACHE_GB =~ ^0*([.]0*)?$ ]] || source+=(--cache-limit "${CACHE_GB}GiB") # what slot.py has checked
 elif [[ $PLUGIN == true ]]; then
     for url in ${DATA//,/ }; do # HTCondor put the files beside us; after an 85 they are where we put them

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -74,23 +74,30 @@ def _runs(python: str) -> bool:
 
 
 @contextmanager
-def leave_at_once() -> "Iterator[None]":
+def leave_at_once(tidy_up: "Callable[[], None]" = lambda: None) -> "Iterator[None]":
     """Within it a Ctrl-C is one line and the end: inside of an import it may be taken for another
-    error, and there is nothing to tidy up."""
+    error. tidy_up: what is left to do then; it must not wait for anything."""
+
+    def tidy_up_and_leave(_number: int, _frame: object) -> None:
+        try:
+            tidy_up()
+        finally:
+            leave()
+
     before = signal.getsignal(signal.SIGINT)
-    _leave_on_interrupt()
+    _leave_on_interrupt(tidy_up_and_leave)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _leave_on_interrupt() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
-        signal.signal(signal.SIGINT, leave)
-
-
 def leave(_number: int = signal.SIGINT, _frame: object = None) -> None:
     """What a Ctrl-C does when nothing has begun, or when all is over."""
     os.write(2, b"error: interrupted; run the same command again\n")
     os._exit(INTERRUPTED)
+
+
+def _leave_on_interrupt(handler: "Callable[[int, object], None]" = leave) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
+        signal.signal(signal.SIGINT, handler)

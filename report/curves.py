@@ -82,10 +82,11 @@ def _one_run_a_point(studies: Sequence[Study]) -> list[ReportedRun]:
 
 def _curves(runs: Sequence[ReportedRun], epochs: Epochs, key: str) -> list[Curve]:
     curves = []
-    for run in runs:
+    labels = [f"{run.num_gpus} x {run.gpu}, batch {run.batch_size}" for run in runs]
+    for run, size in zip(runs, labels, strict=True):
         lines = [line for line in epochs[run.run_id] if key in line]
         if lines:
-            label = f"{run.num_gpus} x {run.gpu}, batch {run.batch_size}"
+            label = size if labels.count(size) == 1 else f"{size}, {run.run_id}"
             x = [float(line["epoch"]) + 1 for line in lines]
             curves.append(Curve(label, x, [float(line[key]) for line in lines]))
     return curves

@@ -30,7 +30,10 @@ def differences(run: ReportedRun, baseline: ReportedRun) -> list[str]:
     """What is not as in the baseline, each as `name value (baseline value)`."""
     here, there = _facts(run), _facts(baseline)
     if "units" not in here or "units" not in there:  # the order says it already
-        here, there = ({k: v for k, v in facts.items() if k != "units"} for facts in (here, there))
+        here, there = (
+            {k: v for k, v in facts.items() if k not in ("units", "lanes")}
+            for facts in (here, there)
+        )
     return [
         f"{name} {_short(here.get(name, _ABSENT))} (baseline {_short(there.get(name, _ABSENT))})"
         for name in sorted({**here, **there})
@@ -47,6 +50,7 @@ def _facts(run: ReportedRun) -> dict[str, Any]:
     facts.setdefault("order", "uniform")  # as all runs were before there was --order
     if (units := (record.get("dataset") or {}).get("units")) is not None:
         facts["units"] = units  # the window is not compared: it grows with the batch
+        facts["lanes"] = record["dataset"].get("lanes", 1)
     facts["data"] = (record.get("dataset") or {}).get("fingerprint")
     facts["code"] = record.get("commit")
     versions: Mapping[str, Any] = record.get("versions") or {}

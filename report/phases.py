@@ -100,17 +100,16 @@ def _fit_sentence(study: Study) -> str:
     largest = int(max(fit.num_gpus))
     unit, count = ("epoch", study.epochs) if study.epochs else ("run", 1.0)
     whole = fit.predict(largest)
-    parts = []
+    whose, parts = f" of the {largest}-{study.unit} {unit}", []
     if fit.fixed_s / whole >= 0.005:
         share = 100 * fit.fixed_s / whole
         seconds = _seconds(fit.fixed_s / count)
-        parts.append(
-            f"{share:.0f} % of the {largest}-{study.unit} {unit} is a fixed cost of {seconds}"
-        )
+        parts.append(f"{share:.0f} %{whose} is a fixed cost of {seconds}")
     doubling_s = whole - fit.fixed_s - fit.divided_s / largest
     if fit.per_doubling_s > 0:
         share, seconds = 100 * doubling_s / whole, _seconds(fit.per_doubling_s / count)
-        parts.append(f"{share:.0f} % grows by {seconds} with each doubling")
+        whose = "" if parts else whose
+        parts.append(f"{share:.0f} %{whose} grows by {seconds} with each doubling")
     if not parts:
         return f"No fixed cost shows: the {largest}-{study.unit} {unit} is all work that divides."
     divided = _seconds(fit.divided_s / count)

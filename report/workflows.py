@@ -45,11 +45,11 @@ def workflow_table(searches: Sequence[Search], records: Sequence[Mapping[str, An
     """Our searches, as far as their records tell, above the published workflows."""
     ours = [_describe(search, records) for search in searches]
     published = [_published(row) for _, row in read_csv(WORKFLOWS, _keys(WORKFLOW_COLUMNS))]
-    notes = (
+    of_ours = (
         "A search of this project: the jobs, epochs, input and output of all its trials; what the "
-        "records do not tell is empty.",
-        cite(WORKFLOWS),
+        "records do not tell is empty."
     )
+    notes = (*([of_ours] if ours else []), cite(WORKFLOWS))
     return _make_table("workflows", "Whole workflows", WORKFLOW_COLUMNS, [*ours, *published], notes)
 
 

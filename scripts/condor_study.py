@@ -6,12 +6,12 @@ With --search the jobs are the trials of a search, the training of the best and 
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import logging
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,24 +22,13 @@ from dataset.packages import find_problem, require_packages
 
 require_packages()
 
-from dataset.errors import CommandError, UserError, run_command
-from dataset.federation.lookup import Lookup, Options
-from dataset.federation.pelican import Target
-from dataset.federation.reach import check_network
-from dataset.fetch.job import FetchJob
-from dataset.fetch.ledger import Ledger
-from dataset.fetch.object import fetch_object
-from dataset.fetch.request import Request
-from dataset.fetch.size import find_size
-from dataset.fetch.urls import is_collection
+from dataset.errors import UserError, run_command
 from dataset.flags import REQUIRED, flag, make_parser, parse_flags
-from dataset.names import INDEX_SUFFIX
-from dataset.transfer.chunk_sums import NoChecks, OtherTar, read_block_checks
+from scripts.checks.study_data import check_data
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = shlex.quote(sys.executable)
 SUBMIT_FILE = ROOT / "condor" / "train.sub"
-GB = 1 << 30  # as HTCondor counts
 REPORT_NEEDS = ("htcondor2", "matplotlib")  # of scripts/grid_report.py, run by the same Python
 SEARCH_NEEDS = ("numpy", "optuna")  # of the scripts of its nodes
 log = logging.getLogger("trainyard")
@@ -85,6 +74,7 @@ class StudyFlags:
     search: int | None = flag(None, "search with so many trials, then train the best", metavar="N")
     space: str = flag("", "what to search, such as 'lr=log:0.01..10, recipe=sgd|lars'")
     metric: str = flag("acc1", "a field of epochs.jsonl; a loss is minimised; default acc1")
+    prune: bool = flag(False, argparse.SUPPRESS)  # search.py has it: refused with the reason
     best_epochs: int = flag(0, "epochs of the best's training; default: as in the trials")
     out: Path | None = flag(None, "folder to write the study to", metavar="DIR")
     retries: int = flag(2, "tries after a failure (default 2)")
@@ -95,6 +85,11 @@ class StudyFlags:
             raise UserError(f"--retries {self.retries}: must be 0 or more")
         if self.best_epochs < 0:
             raise UserError(f"--best-epochs {self.best_epochs}: must be 1 or more")
+        if self.prune:
+            raise UserError(
+                "--prune: a trial of a DAG cannot be stopped early, because its epochs come home "
+                "only with its job; leave it out, or search with scripts/search.py"
+            )
         if self.search is None and (self.space or self.best_epochs):
             raise UserError("--space and --best-epochs go with --search N")
         parse_macros(self.settings)
@@ -124,61 +119,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def check_data(data: str, macros: Mapping[str, str]) -> None:
-    """Logs what the jobs will find; raises if the data is missing or too large, its index wrong."""
-    if "://" not in data:
-        log.info("%s: nothing to fetch, nothing to check", data)
-        return
-    # Give up soon: after exit 75 DAGMan runs the check again in a few minutes.
-    request = Request(Path(), Options(give_up_s=60.0), macros.get("FEDERATION") or None)
-    total = 0
-    for url in data.split(","):
-        target = request.parse(url)
-        if target.scheme != "file":
-            check_network(target.discovery or target.url)
-        if is_collection(target, request.access, request):
-            log.info("%s: a collection; its size is known only when it is fetched", target.identity)
-            continue
-        size = ask_for_size(target, request)
-        total += size
-        log.info("%s: %d bytes, %s", target.identity, size, describe_index(target, size, request))
-    data_gb = float(macros.get("DATA_GB", "138"))
-    is_bounded = macros.get("CACHE_GB", "0") != "0"  # then the job holds a part at a time
-    if total > data_gb * GB and not is_bounded:
-        raise UserError(
-            f"the data has {total / GB:.3g} GB, but DATA_GB={data_gb:g}: jobs would run out of "
-            "disk; give a larger DATA_GB"
-        )
-
-
-def ask_for_size(target: Target, request: Request) -> int:
-    """The size of an object, as its sources report it."""
-    with Lookup(target, request.access, request.options) as lookup:
-        return find_size(lookup)
-
-
-def describe_index(target: Target, size: int, request: Request) -> str:
-    """Which checks the index beside a tar allows; raises when it belongs to another tar."""
-    if not target.name.endswith(".tar"):
-        return "no tar"
-    beside = target.child(target.path + INDEX_SUFFIX)
-    options = Options(give_up_s=30.0, missing_s=5.0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, target.name + INDEX_SUFFIX)
-        try:
-            fetch_object(FetchJob(beside, path, Ledger(Path(folder))), request.access, options)
-        except (CommandError, FileNotFoundError):
-            return "no index beside it, so every job makes its own first"
-        try:
-            read_block_checks(path, size)
-        except OtherTar as error:
-            fix = "make the index again: python scripts/index_tar.py --checksums"
-            raise UserError(f"{error}; {fix}") from None
-        except NoChecks as error:
-            return f"index without block checksums ({error})"
-    return "index with block checksums"
-
-
 def parse_macros(texts: Sequence[str]) -> dict[str, str]:
     """NAME=VALUE pairs for the submit file."""
     macros = {}
@@ -198,8 +138,17 @@ def parse_macros(texts: Sequence[str]) -> dict[str, str]:
             raise UserError(
                 f"{text!r}: a submit file cannot carry quotes or backslashes; avoid them"
             )
-        macros[name] = value
+        macros[name] = _find_file(name, value) if name in ("INDEX", "WEIGHTS") else value
     return macros
+
+
+def _find_file(name: str, value: str) -> str:
+    """A file that travels with the jobs, by its whole path: they are submitted elsewhere."""
+    if not value or "://" in value:
+        return value
+    if not Path(value).is_file():
+        raise UserError(f"{name}={value}: no such file")
+    return str(Path(value).absolute())
 
 
 def find_settings(submit: str) -> set[str]:
@@ -222,18 +171,18 @@ def write_search_study(flags: StudyFlags, num_trials: int, out: Path) -> None:
     """The same for a search; its data is asked for at once."""
     if problem := find_problem(*SEARCH_NEEDS):
         raise UserError(f"the scripts of the search could not run: {problem}")
-    from scripts.trials.dag import SearchDag, make_files, plan_search
+    from scripts.trials.dag import SearchDag, find_index_to_make, make_files, plan_search
     from scripts.trials.search_file import write_search
 
     refuse_old(out)
     search, macros = out / "search", flags.macros
     wanted = (num_trials, flags.jobs or 4, flags.space, flags.metric)
     plan = plan_search(flags.data, *wanted, macros, search)
-    check_data(flags.data, macros)
+    url = find_index_to_make(plan, search, macros, check_data(flags.data, macros))
     is_path = flags.data != "dummy" and "://" not in flags.data
     data = str(Path(flags.data).absolute()) if is_path else flags.data
     values = common_values(data) | macros | {"SEED": "0"}
-    dag = SearchDag(plan, SUBMIT_FILE, values, flags.retries, flags.best_epochs)
+    dag = SearchDag(plan, SUBMIT_FILE, values, flags.retries, flags.best_epochs, url)
     search.mkdir(parents=True)
     write_search(search, plan)
     write_folder(out, make_files(dag, PYTHON, ROOT), flags)

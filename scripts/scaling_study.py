@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -21,6 +19,12 @@ from dataset.errors import DONE, run_command
 from dataset.flags import REQUIRED, flag, flags_of, make_parser, parse_flags, split_words
 from report.table import to_json, to_markdown
 from report.words import count, parse_counts
+from scripts.jobs.folder_flags import (
+    FolderFlags,
+    StatusFlags,
+    choose_folder,
+    parse_folder_flags,
+)
 from scripts.jobs.run_folder import relative_data
 from scripts.jobs.submit import describe
 from scripts.jobs.train_run import CLUSTERS, SlurmOptions
@@ -29,7 +33,6 @@ from scripts.study.run_study import ask_study, cancel_study, run_study
 from scripts.study.study_file import STUDY_FILE, StudyFile, extend_study, read_study
 
 log = logging.getLogger("trainyard")
-Old = TypeVar("Old", bound="OldStudy")
 EXAMPLE = """examples:
   python scripts/scaling_study.py DATA --gpus 1,2 --cluster local -- -a resnet18 -b 32 --epochs 3
   python scripts/scaling_study.py DATA --gpus 1,2,4,8 --cluster slurm --partition gpu -- -b 256
@@ -72,19 +75,7 @@ class NewStudy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OldStudy:
-    """The flags of a command on a study that is there."""
-
-    folder: Path = flag(REQUIRED, "the study's folder", "DIR")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatusFlags(OldStudy):
-    format: str = flag("md", None, choices=("md", "json"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResumeFlags(OldStudy):
+class ResumeFlags(FolderFlags):
     no_wait: bool = flag(False, "return after submitting")
 
 
@@ -94,23 +85,17 @@ def main() -> int:
     words = sys.argv[1:]
     command = words[0] if words else ""
     if command == "status":
-        return _status(_parse_old(StatusFlags, words))
+        return _status(parse_folder_flags(StatusFlags, "scaling_study.py", words, EXAMPLE))
     if command == "resume":
-        return _resume(_parse_old(ResumeFlags, words))
+        return _resume(parse_folder_flags(ResumeFlags, "scaling_study.py", words, EXAMPLE))
     if command == "cancel":
-        return _cancel(_parse_old(OldStudy, words))
+        return _cancel(parse_folder_flags(FolderFlags, "scaling_study.py", words, EXAMPLE))
     ours, train_flags = split_words(words)
     return _start(parse_flags(NewStudy, make_parser(__doc__, EXAMPLE), ours), train_flags)
 
 
-def _parse_old(flags: type[Old], words: list[str]) -> Old:
-    """The flags of `scaling_study.py status`, `resume` or `cancel`."""
-    parser = make_parser(None, EXAMPLE, prog=f"scaling_study.py {words[0]}")
-    return parse_flags(flags, parser, words[1:])
-
-
 def _start(flags: NewStudy, train_flags: list[str]) -> int:
-    folder = (flags.out or Path("run_results/studies") / time.strftime("%Y%m%d-%H%M%S")).absolute()
+    folder = choose_folder(flags.out, "run_results/studies")
     plan = flags.make_plan(folder, train_flags)
     runs = make_runs(plan, folder)
     if flags.dry_run:
@@ -135,7 +120,7 @@ def _status(flags: StatusFlags) -> int:
     return DONE
 
 
-def _cancel(flags: OldStudy) -> int:
+def _cancel(flags: FolderFlags) -> int:
     num_jobs = cancel_study(flags.folder.absolute())
     jobs = count(num_jobs, "job")
     log.info("%s ended; continue with: scaling_study.py resume %s", jobs, flags.folder)

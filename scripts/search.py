@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -22,6 +20,12 @@ from dataset.flags import REQUIRED, flag, flags_of, make_parser, parse_flags, sp
 from report.search.trials import SEARCH_FILE
 from report.table import to_json, to_markdown
 from report.words import count
+from scripts.jobs.folder_flags import (
+    FolderFlags,
+    StatusFlags,
+    choose_folder,
+    parse_folder_flags,
+)
 from scripts.jobs.run_folder import relative_data
 from scripts.jobs.train_run import CLUSTERS, SlurmOptions
 from scripts.trials.chain import submit_chain
@@ -37,7 +41,6 @@ from scripts.trials.search_file import (
 from scripts.trials.store import read_trials
 
 log = logging.getLogger("trainyard")
-Old = TypeVar("Old", bound="OldSearch")
 EXAMPLE = """examples:
   python scripts/search.py DATA --trials 20 --space "lr=log:0.01..10, label_smoothing=0..0.2" \\
       -- -a resnet18 -b 256 --epochs 9
@@ -104,19 +107,7 @@ class NewSearch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OldSearch:
-    """The flags of a command on a search that is there."""
-
-    folder: Path = flag(REQUIRED, "the search's folder", "DIR")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatusFlags(OldSearch):
-    format: str = flag("md", None, choices=("md", "json"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class BestFlags(OldSearch):
+class BestFlags(FolderFlags):
     epochs: int = flag(0, "epochs of the training; default: as in the trial")
 
 
@@ -126,26 +117,19 @@ def main() -> int:
     words = sys.argv[1:]
     command = words[0] if words else ""
     if command == "status":
-        return _status(_parse_old(StatusFlags, words))
+        return _status(parse_folder_flags(StatusFlags, "search.py", words, EXAMPLE))
     if command == "resume":
-        return _resume(_parse_old(OldSearch, words))
+        return _resume(parse_folder_flags(FolderFlags, "search.py", words, EXAMPLE))
     if command == "cancel":
-        return _cancel(_parse_old(OldSearch, words))
+        return _cancel(parse_folder_flags(FolderFlags, "search.py", words, EXAMPLE))
     if command == "best":
-        return _best(_parse_old(BestFlags, words))
+        return _best(parse_folder_flags(BestFlags, "search.py", words, EXAMPLE))
     ours, train_flags = split_words(words)
     return _start(parse_flags(NewSearch, make_parser(__doc__, EXAMPLE), ours), train_flags)
 
 
-def _parse_old(flags: type[Old], words: list[str]) -> Old:
-    """The flags of `search.py status`, `resume`, `cancel` or `best`."""
-    parser = make_parser(None, EXAMPLE, prog=f"search.py {words[0]}")
-    return parse_flags(flags, parser, words[1:])
-
-
 def _start(flags: NewSearch, train_flags: list[str]) -> int:
-    now = time.strftime("%Y%m%d-%H%M%S")
-    folder = (flags.out or Path("run_results/searches") / now).absolute()
+    folder = choose_folder(flags.out, "run_results/searches")
     plan = flags.make_plan(folder, train_flags)
     check_plan(plan, folder)
     if (folder / SEARCH_FILE).exists():
@@ -160,7 +144,7 @@ def _start(flags: NewSearch, train_flags: list[str]) -> int:
     return DONE
 
 
-def _resume(flags: OldSearch) -> int:
+def _resume(flags: FolderFlags) -> int:
     folder = flags.folder.absolute()
     return run_search(folder, read_search(folder))
 
@@ -171,7 +155,7 @@ def _status(flags: StatusFlags) -> int:
     return DONE
 
 
-def _cancel(flags: OldSearch) -> int:
+def _cancel(flags: FolderFlags) -> int:
     trials = count(cancel_search(flags.folder.absolute()), "trial")
     log.info("%s ended; continue with: search.py resume %s", trials, flags.folder)
     return DONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import pytest
 
 from dataset import redaction
@@ -20,9 +22,14 @@ from tests.cluster import SERVICES
 from tests.cluster.osdf.health import ServerDied
 from tests.gpu_sim import build as gpu_sim
 from tests.gpu_sim.ranks import HAS_GPU
+from tests.memory_folder import use_memory
 from train.ranks.cpu_isa import limit_bf16
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# A busy machine may be slow for a moment; no test asserts a timing.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 
 # Several processes of several spinning OpenMP threads on two cores bring each other to a halt:
 # a step of 0.2 s was seen to take a minute. One thread a process, in children too.
@@ -34,11 +41,22 @@ limit_bf16()
 # the tests of Ctrl-C need what a terminal gives.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# While torch and the tests are imported, the collector finds nothing: 3.6 of 12.6 s of a core.
+gc.disable()
+
 _left_out: Counter[str] = Counter()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run only the long repetitions")
+    parser.addoption("--in-memory", action="store_true", help="files of tests in /dev/shm, if any")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Before pytest chooses a place for the folders of tests."""
+    if config.getoption("--in-memory"):
+        use_memory(os.environ)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -66,10 +84,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=deselected)
 
 
+def pytest_collection_finish() -> None:
+    """What is there by now stays to the end: no later collection looks through it."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or packages complain at exit that their objects leak
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Each xdist worker collects everything: its counts are the counts."""
-    _left_out.update(Counter(node.workeroutput.get("left_out", {})) - _left_out)
+    """Each xdist worker collects everything: its counts are the counts, if it did not die."""
+    found = getattr(node, "workeroutput", {})
+    _left_out.update(Counter(found.get("left_out", {})) - _left_out)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -36,7 +36,7 @@ def run_script(
     *,
     cwd: Path,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = 100.0,
+    timeout_s: float = 250.0,
 ) -> subprocess.CompletedProcess[str]:
     """`python SCRIPT WORDS...` from start to end, with its outputs."""
     argv = [str(script), *map(str, words)]

@@ -1,5 +1,6 @@
 """What the process that scripts are forked from imports, once: packages, and nothing of ours."""
 
+import gc
 import importlib
 
 STANDARD = (
@@ -11,5 +12,10 @@ PACKAGES = (
     "matplotlib.backends.backend_svg", "submitit", "tqdm", "optuna",
 )  # fmt: skip
 
-for name in STANDARD + PACKAGES:
+HELPER = "tests.forked_command"  # each child would import it, to find what it is to do
+
+for name in (*STANDARD, *PACKAGES, HELPER):
     importlib.import_module(name)
+
+gc.collect()
+gc.freeze()  # a child's collector need not walk through all of this, nor copy it

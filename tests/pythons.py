@@ -9,11 +9,12 @@ from pathlib import Path
 
 
 def find_pythons(*minors: int) -> list[Path]:
-    """The Pythons 3.MINOR that are here and start."""
-    versions = Path(sys.base_prefix).parent
-    found = [path for minor in minors for path in sorted(versions.glob(f"3.{minor}.*/bin/python"))]
-    named = [shutil.which(f"python3.{minor}") for minor in minors]
-    found += [path for path in map(Path, filter(None, named)) if _starts(path)]
+    """The Pythons 3.MINOR that are here and start; pyenv's name for one that was found is not."""
+    versions, found = Path(sys.base_prefix).parent, []
+    for minor in minors:
+        own = sorted(versions.glob(f"3.{minor}.*/bin/python"))
+        named = None if own else shutil.which(f"python3.{minor}")
+        found += own or [path for path in [Path(named or "")] if named and _starts(path)]
     return found
 
 

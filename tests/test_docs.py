@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_command import run_script
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
@@ -79,8 +81,11 @@ def test_pictures_load_at_once() -> None:
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_a_command_of_the_docs_has_the_flags_that_they_give_it(command: str) -> None:
-    words = [sys.executable, *command.split(), "--help"]
-    answer = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    if command.startswith("scripts/"):
+        answer = run_script(ROOT / command, ["--help"], cwd=ROOT)
+    else:
+        words = [sys.executable, *command.split(), "--help"]
+        answer = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert answer.returncode == 0, answer.stderr
     known = set(FLAG.findall(answer.stdout))
     assert COMMANDS[command] - known == set()

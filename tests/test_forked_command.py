@@ -14,11 +14,13 @@ from tests.forked_command import run_script
 SCRIPT = """
 import atexit, os, signal, sys, threading, time
 atexit.register(print, "at exit")
-threading.Thread(target=lambda: (time.sleep(0.1), print("from a thread"))).start()
+said = threading.Event()
+threading.Thread(target=lambda: (said.wait(), time.sleep(0.1), print("from a thread"))).start()
 print(sys.argv, os.getcwd(), os.environ['A'], sys.path[0], __name__, __file__)
 print(sys.stdin.read(), os.isatty(1), signal.getsignal(signal.SIGINT), "torch" in sys.modules)
 print([name for name in sys.modules if name.startswith(("dataset", "train.", "report", "scripts"))])
 print("an error", file=sys.stderr)
+said.set()
 """
 ENDS = ["", "sys.exit()", "sys.exit(3)", "sys.exit('a message')", "os._exit(9)", "sys.exit(300)"]
 

@@ -12,6 +12,7 @@ import tomllib
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURE = ROOT / "docs/architecture.md"
 MAX_MODULES = 23
+MAX_LINES = 300
 PACKAGES = sorted(
     init.parent.relative_to(ROOT).as_posix()
     for top in ("dataset", "train", "report", "scripts")
@@ -60,6 +61,15 @@ def test_a_map_has_every_file_of_its_room_once(room: str) -> None:
 @pytest.mark.parametrize("room", [*PACKAGES, "scripts"])
 def test_a_room_is_small_enough_to_read_its_names(room: str) -> None:
     assert len(list((ROOT / room).glob("*.py"))) - 1 <= MAX_MODULES
+
+
+def test_no_file_of_the_product_is_long() -> None:
+    folders = ("dataset", "train", "report", "scripts", "slurm", "condor", "benchmarks")
+    kinds = {".py", ".sh", ".sbatch", ".sub"}
+    files = [path for top in folders for path in (ROOT / top).rglob("*") if path.suffix in kinds]
+    assert len(files) > 200
+    long = {str(path): n for path in files if (n := len(path.read_text().splitlines())) > MAX_LINES}
+    assert long == {}
 
 
 @pytest.mark.parametrize("room", PACKAGES)

@@ -7,9 +7,6 @@ run           the story: prepare, train, evaluate, stop or finish
 attempt       a rank before it is prepared: joins, or ends with the others
 prepare       from flags to a trainer that can start
 open_data     the data, fetched and opened once a node
-streaming     a run whose tar is still arriving: planned, fetched by need
-stream_end    its end: classes proven, the tar verified
-loop_stream   the stream of a URL for a loop that is not ours
 torch_data    the same data for any PyTorch loop: open_images, batches
 run_folder    the folder of a run: given, found again or new; locked
 device        which device a rank computes on
@@ -25,6 +22,7 @@ saving        checkpoints, a stop, the end: all ranks together
 failure       how a run ends badly, said once
 
 ranks/        the ranks of a job: who they are, how they meet, talk and stop together
+stream/       a run whose tar is still arriving
 data/         images to batches
 network/      the network that is trained
 records/      what a run writes down

@@ -18,19 +18,25 @@ from train.ranks.launch import Launch
 from train.records.phases import PhaseClock
 from train.records.recorder import Recorder, is_recorded_as_done
 from train.run_folder import default_output, lock_folder
-from train.streaming import Stream
+from train.stream.early import EarlyStream
+from train.stream.run_stream import Stream
 
 
 class Attempt:
     """What a rank has before anything is prepared: its place, its device, its clock, its record."""
 
     def __init__(
-        self, cfg: TrainConfig, launch: Launch, device: torch.device, started_s: float
+        self,
+        cfg: TrainConfig,
+        launch: Launch,
+        device: torch.device,
+        started_s: float,
+        early: EarlyStream | None = None,
     ) -> None:
         self.cfg, self.launch, self.device = cfg, launch, device
         self.comm, self.clock = Comm(launch), PhaseClock(started_s)
         self.interrupt = Interrupt(self.comm, cfg.deadline)  # until the ranks agree on a deadline
-        self.stream = Stream(cfg, launch, self.comm)
+        self.stream = Stream(cfg, launch, self.comm, early)
         self.clock.read_network_s = self.stream.waited_s
         self.recorder: Recorder | None = None  # rank 0's, once it writes to the run's folder
         self._has_joined = False

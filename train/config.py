@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ exit codes: 0 done, 1 crash, 2 user error, 3 bad data, 4 diverged, 75 try again,
 MAX_SEED = 2**63  # torch takes no more than 64 bits
 MAX_WHOLE = 2**31 - 1  # of a count; beyond it torch and C libraries overflow
 MAX_CORES = 4096  # of one machine, which some take a thread or a process each
+ORDER = re.compile("auto|uniform|streamed(:[1-9][0-9]{0,5})?")
 METAVARS: dict[type, str] = {int: "N", float: "X", Path: "PATH", str: "NAME"}
 
 
@@ -74,9 +76,10 @@ class TrainConfig:
     )
     order: str = flag(
         "auto",
-        "order of the samples; streamed: along the tar (docs/training.md); auto: the checkpoint's, "
-        "else streamed for data that is still arriving, uniform for local data",
-        choices=("auto", "uniform", "streamed"),
+        "auto, uniform, streamed or streamed:LANES: order of the samples; streamed: along the tar "
+        "(docs/training.md), with a lane for each node that has a disk of its own; auto: the "
+        "checkpoint's, else streamed for data that is still arriving, uniform for local data",
+        metavar="ORDER",
     )
     image_size: int = flag(224, "width and height of a training crop in pixels")
     seed: int = flag(0, "seed of the order, the crops and the first weights")
@@ -121,7 +124,9 @@ class TrainConfig:
         choices=("auto", "never", "always"),
     )
     index: str | None = flag(
-        None, "the index of the tar at the URL; default: beside it", metavar="FILE|URL"
+        None,
+        "the index of the tar at the URL; default: in --data-dir, or beside it",
+        metavar="FILE|URL",
     )
     cache_limit: str | None = flag(
         None,
@@ -130,9 +135,13 @@ class TrainConfig:
         metavar="SIZE",
     )
     give_up_after: str = flag(
-        "6h", "exit with 75, or 85, when no byte of a URL came for this long: seconds, 30m, 6h"
+        "6h",
+        "exit with 75, or 85, when no byte of a URL came for this long: seconds, 30m, 6h",
+        metavar="TIME",
     )
-    federation: str | None = flag(None, "discovery host of osdf:// URLs; default OSDF's")
+    federation: str | None = flag(
+        None, "discovery host of osdf:// URLs; default OSDF's", metavar="HOST"
+    )
     token: Path | None = flag(None, "file with the bearer token for a protected URL")
     index_dir: Path | None = flag(None, "where tar indexes go when DATA is read-only")
     allow_empty_classes: bool = flag(False, "class folders without an image are classes too")
@@ -175,8 +184,7 @@ class TrainConfig:
             raise UserError("--pretrained and --weights both give the first weights; use one")
         if self.resumes_last and self.output:
             raise UserError("--resume last finds the folder itself; leave out --output")
-        if self.dummy and self.order == "streamed":
-            raise UserError("--order streamed needs data in a tar; leave it out with --dummy")
+        self._check_order()
         if self.dummy and self.val_share:
             raise UserError("--val-share holds out images of DATA; leave it out with --dummy")
         if self.give_up_s <= 0:
@@ -205,10 +213,29 @@ class TrainConfig:
             flag_name = "--freeze" if self.freeze else "--backbone-lr-scale"
             raise UserError(f"{flag_name} is for trained weights; name them with --weights FILE")
 
+    def _check_order(self) -> None:
+        if not ORDER.fullmatch(self.order):
+            raise UserError(
+                f"--order {self.order}: must be one of auto, uniform, streamed, or streamed:LANES "
+                "with a whole number from 1 to 999999"
+            )
+        if self.dummy and self.order_name == "streamed":
+            raise UserError("--order streamed needs data in a tar; leave it out with --dummy")
+
     @property
     def urls(self) -> list[str]:
         """The URLs of DATA: one, or those of the tars of training and validation."""
         return split_urls(self.data)
+
+    @property
+    def order_name(self) -> str:
+        return self.order.partition(":")[0]
+
+    @property
+    def order_lanes(self) -> int | None:
+        """The lanes of a streamed order; None: the run's own."""
+        lanes = self.order.partition(":")[2]
+        return int(lanes) if lanes else None
 
     @property
     def cache_bytes(self) -> int:

@@ -38,7 +38,7 @@ from train.recipe import FLAGS, Recipe, resolve_recipe
 from train.records.classes import name_model, refuse_other_classes
 from train.run_folder import choose_output
 from train.step import Placement, Trainer
-from train.streaming import Stream
+from train.stream.run_stream import Stream
 
 log = logging.getLogger("trainyard")
 
@@ -130,7 +130,7 @@ def prepare(
     cfg: TrainConfig, launch: Launch, comm: Comm, device: torch.device, stream: Stream
 ) -> tuple[Setup, checkpoint.State | None]:
     """The setup of a run, and the checkpoint to continue from, if any."""
-    check_arch(cfg.arch)  # before the log speaks of a folder, and before any data is fetched
+    check_arch(cfg.arch)  # before the log speaks of a folder
     precision = choose_precision(cfg.precision, device)
     binding = own_binding()
     num_sharing = count_sharing(binding, comm.gather(binding))
@@ -147,7 +147,7 @@ def prepare(
     state = find_checkpoint(cfg, output, launch, comm)
     if dataset is not None:
         dataset = hold_out(dataset, *choose_share(cfg, state, has_val=dataset.val is not None))
-    order = choose_order_together(cfg, dataset, state, launch, comm, stream.is_on)
+    order = choose_order_together(cfg, dataset, state, launch, comm, stream.num_lanes)
     if stream.is_on:
         stream.start(order, state)  # early: it fetches while the rest is prepared
     recipe = recipe_of(cfg)
@@ -232,22 +232,27 @@ def choose_order_together(
     state: checkpoint.State | None,
     launch: Launch,
     comm: Comm,
-    is_streamed: bool = False,
+    num_lanes: int = 0,
 ) -> SampleOrder:
     """The same order on all ranks: --order, else the checkpoint's, else by where the data is.
 
-    Rank 0 alone reads the index; a layout is 8 bytes a sample.
+    num_lanes: of a fresh run that streams; 0 for one that does not. Rank 0 alone reads the index; a
+    layout is 8 bytes a sample.
     """
     before = state["identity"] if state is not None else {}
-    fresh = STREAMED if is_streamed and state is None else UNIFORM
-    name = before.get("order", fresh) if cfg.order == "auto" else cfg.order
+    fresh = STREAMED if num_lanes and state is None else UNIFORM
+    name = before.get("order", fresh) if cfg.order == "auto" else cfg.order_name
     if name != STREAMED or dataset is None or cfg.evaluate:
         return SampleOrder()
     order = None
     if launch.is_main:
         layout, units = find_layout(dataset.train, Path(dataset.path), cfg.index_dir)
-        window = before.get("window") if before.get("units") == units else None
-        order = order_along(layout, units, cfg.batch_size, window)
+        was_streamed = before.get("order") == STREAMED
+        lanes_before = before.get("lanes", 1) if was_streamed else max(1, num_lanes)
+        lanes = cfg.order_lanes or lanes_before
+        is_same = before.get("units") == units and lanes == lanes_before
+        window = before.get("window") if is_same else None
+        order = order_along(layout, units, cfg.batch_size, window, lanes)
     shared: SampleOrder = comm.from_main(order)
     return shared
 

@@ -26,6 +26,7 @@ from train.ranks.batch_system import exits_for_checkpoints
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Cast, CtrlC, Vote
 from train.ranks.launch import Launch, detect_launch
+from train.ranks.rank_log import set_up_logging
 from train.recipe import describe
 from train.records.output_writer import NO_VALIDATION, OutputWriter
 from train.records.phases import process_start_s
@@ -33,12 +34,13 @@ from train.records.recorder import is_recorded_as_done
 from train.records.stage_meter import measure_stage
 from train.saving import Saver
 from train.step import Trainer
+from train.stream.early import EarlyStream
 
 log = logging.getLogger("trainyard")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the trainer; the exit code says how it ended."""
+def main(argv: list[str] | None = None, early: EarlyStream | None = None) -> int:
+    """Runs the trainer; the exit code says how it ended. early: a stream that has begun."""
     started_s = process_start_s()
     cfg = parse_config(sys.argv[1:] if argv is None else argv)
     if cfg.show_recipe:
@@ -47,23 +49,19 @@ def main(argv: list[str] | None = None) -> int:
     launch = detect_launch(os.environ)
     set_up_logging(launch)
     with CtrlC(launch.is_main) as ctrl_c:
-        return run(cfg, launch, started_s, ctrl_c)
+        return run(cfg, launch, started_s, ctrl_c, early)
 
 
-def set_up_logging(launch: Launch) -> None:
-    """Rank 0 logs everything; the others only warnings and errors."""
-    handler = logging.StreamHandler(sys.stdout)
-    rank = "" if launch.is_main else f"rank {launch.rank}: "
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(message)s", "%H:%M:%S"))
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO if launch.is_main else logging.WARNING)
-    log.propagate = False
-
-
-def run(cfg: TrainConfig, launch: Launch, started_s: float, ctrl_c: CtrlC) -> int:
+def run(
+    cfg: TrainConfig,
+    launch: Launch,
+    started_s: float,
+    ctrl_c: CtrlC,
+    early: EarlyStream | None = None,
+) -> int:
     """The whole run on this rank; any error ends all ranks at once."""
     device = choose_device(cfg.device, launch, os.environ)
-    attempt = Attempt(cfg, launch, device, started_s)
+    attempt = Attempt(cfg, launch, device, started_s, early)
     try:
         attempt.join_others()
         code = prepare_and_train(attempt, ctrl_c)

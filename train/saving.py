@@ -67,9 +67,10 @@ class Saver:
     def save(
         self, is_best: bool = False, sums: EpochSums | None = None, must_write: bool = True
     ) -> None:
-        """Starts a checkpoint; the ranks exchange only their sums and phase times."""
+        """Starts a checkpoint; the ranks exchange only their sums, phase times and stream costs."""
         with self._clock.phase("checkpoint"):
             sums = sums or self._meter.total()
+            self._stream.meet()
             phases = self._comm.gather(self._phases())
             if not self._writer:
                 return
@@ -83,6 +84,7 @@ class Saver:
         self.save()
         with self._clock.phase("checkpoint"):
             is_durable = self._comm.from_main(self._writer and self._writer.checkpoints.wait())
+        self._stream.meet()
         # Checked only now: the job may have been cancelled during its last step or checkpoint.
         rows = self._comm.gather((self._interrupt.reason, self._phases()))
         if not self._writer:
@@ -132,6 +134,7 @@ class Saver:
 
     def finish(self) -> int:
         """Waits for the last checkpoint, saves the model and closes the record."""
+        self._stream.meet()
         phases = self._comm.gather(self._phases())
         if not self._writer:
             return DONE

@@ -6,8 +6,9 @@
     batches("data", batch_size=256)        # uint8 batches, with state_dict and load_state_dict
 
 `data` is what `python -m train` takes: a folder with train/ and val/, or with the ILSVRC tars, or
-the URL of one. One tar, and a folder of class folders, will do as well. The tar of a URL is read
-while it arrives if there is an index with checksums beside it. docs/pytorch.md has more.
+the URL of one, or those of a train and a val tar with a comma between. One tar, and a folder of
+class folders, will do as well. The tar of a URL is read while it arrives if there is an index with
+checksums beside it. docs/pytorch.md has more.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from train.data.sources import Source
 from train.data.splits import fingerprint_of
 from train.data.stream_source import StreamSource
 from train.data.tar_layout import find_layout
-from train.loop_stream import StreamArrival
 from train.open_data import open_source
 from train.ranks.cpus import cpus_of_rank
 from train.ranks.launch import detect_launch
+from train.stream.loop_stream import StreamArrival
 
 __all__ = ["CentreCrop", "ImageDataset", "RandomCrop", "ResumableBatches", "batches", "open_images"]
 
@@ -130,7 +131,8 @@ def batches(
     index_dir, data_dir, federation, token, stream, index: as of open_images, if that did not open
     the source.
     """
-    _check(batch_size=batch_size, image_size=image_size)
+    _check_least(1, batch_size=batch_size, image_size=image_size)
+    _check_least(0, num_workers=num_workers or 0, skip_bad_images=skip_bad_images)
     if order not in ("auto", UNIFORM, STREAMED):
         raise UserError(f"order {order!r} is none of 'auto', {UNIFORM!r} and {STREAMED!r}")
     is_given = rank is not None
@@ -220,10 +222,10 @@ def _path(place: Place | None) -> Path | None:
     return None if place is None else Path(place)
 
 
-def _check(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
+def _check_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise UserError(f"{name}={value} must be at least {least}")
 
 
 def _find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

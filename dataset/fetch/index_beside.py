@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-from dataset.errors import CommandError
+from dataset.errors import CommandError, PassingError
 from dataset.federation.connection import NETWORK_ERRORS
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target, Verdict
@@ -18,25 +19,39 @@ from dataset.fetch.object import fetch_object
 from dataset.fetch.size import ask_size
 from dataset.names import INDEX_SUFFIX
 from dataset.spelling import decode
+from dataset.transfer.receive import StatusError
 
 log = logging.getLogger("trainyard.fetch")
 
 MAX_INDEX_BYTES = 1 << 30  # that of ImageNet has 60 MB
+AGAIN_S = 0.5  # between two questions to a director that fails
 
 
 def fetch_index(
-    target: Target, path: Path, access: Access, options: Options, ledger: Ledger
+    target: Target,
+    path: Path,
+    access: Access,
+    options: Options,
+    ledger: Ledger,
+    num_tries: int = 1,
+    is_needed: bool = False,
 ) -> None:
-    """Fetches the index beside a tar, if any: it has block checksums, and saves indexing later."""
+    """Fetches the index beside a tar, if any: it has block checksums, and saves indexing later.
+
+    num_tries: how often it is asked for before a silent or failing server means that there is none.
+    is_needed: then that is a passing failure (PassingError), as nothing can be done without it.
+    """
     beside = target.child(target.path + INDEX_SUFFIX)
     if beside.scheme == "file":
         if not Path(decode(beside.path)).is_file():
             return
-    elif not _exists(beside, access, options):
+    elif not _exists(beside, access, options, num_tries, is_needed):
         return
     try:
         fetch_object(FetchJob(beside, path, ledger), access, replace(options, give_up_s=60.0))
     except CommandError as error:
+        if is_needed and isinstance(error, PassingError):
+            raise
         log.info("the index is not used: %s", error)
         return
     if not zipfile.is_zipfile(path):  # perhaps a page that says "not found"
@@ -44,15 +59,27 @@ def fetch_index(
         path.unlink()
 
 
-def _exists(target: Target, access: Access, options: Options) -> bool:
-    """One quick try; False on any failure, since the object is optional."""
-    quick = replace(options, stall_s=min(options.stall_s, 5.0))
+def _exists(
+    target: Target, access: Access, options: Options, num_tries: int, is_needed: bool
+) -> bool:
+    """Quick tries, each at the next server; False when all failed, if the object is optional."""
+    quick, has_answer = replace(options, stall_s=min(options.stall_s, 5.0)), False
     with Lookup(target, access, quick, is_optional=True) as lookup:
-        lookup.refresh()
-        if lookup.answer.verdict is not Verdict.FOUND:
-            return False
-        try:
-            sizes = [ask_size(lookup, server) for server in lookup.servers.all[:1]]
-        except NETWORK_ERRORS:
-            return False
-        return any(0 < size <= MAX_INDEX_BYTES for size in sizes)
+        for number in range(num_tries):
+            if number and lookup.answer.verdict is Verdict.PASSING:
+                time.sleep(AGAIN_S)
+            lookup.refresh()
+            servers = lookup.servers.all
+            if lookup.answer.verdict in (Verdict.MISSING, Verdict.DENIED):
+                return False
+            if lookup.answer.verdict is Verdict.PASSING or not servers:
+                continue
+            try:
+                size = ask_size(lookup, servers[number % len(servers)])
+            except NETWORK_ERRORS as error:
+                has_answer |= isinstance(error, StatusError) and error.status in (401, 403, 404)
+                continue
+            return 0 < size <= MAX_INDEX_BYTES
+    if is_needed and not has_answer:
+        raise PassingError(f"nobody answers whether there is {target.identity}; try again later")
+    return False

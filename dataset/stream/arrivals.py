@@ -187,8 +187,7 @@ class Arrivals:
 
     def fail(self, code: int, text: str) -> None:
         """No more will come."""
-        data = text.encode()[:TEXT_BYTES]
-        self._memory[_TEXT : _TEXT + len(data)] = data
+        self._memory[_TEXT:_CHUNKS] = text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
         self._head[_WORD["code"]] = code
         self._head[_WORD["state"]] = State.FAILED
 

@@ -76,5 +76,5 @@ class ClassProver:
         if late:
             raise UserError(
                 f"the class tar of {min(late)} does not adjoin its first image: this tar cannot be "
-                "streamed with --cache-limit"
+                "streamed in parts, as --cache-limit and several nodes do; use --stream never"
             )

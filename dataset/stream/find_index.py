@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dataset.archive.block_sums import BLOCK_SIZE, KIND
 from dataset.archive.index_file import load_index_alone
-from dataset.errors import CommandError, DataError, describe_os_error
+from dataset.errors import CommandError, DataError, PassingError, UserError, describe_os_error
 from dataset.federation.pelican import Target
 from dataset.fetch.index_beside import fetch_index
 from dataset.fetch.job import FetchJob
@@ -17,6 +17,9 @@ from dataset.fetch.object import fetch_object
 from dataset.fetch.request import Request
 from dataset.known_archives import PROVEN_INDEXES, find_published
 from dataset.names import INDEX_SUFFIX
+from dataset.redaction import redact
+
+NUM_TRIES = 3  # a stream cannot do without it: one server that fails does not mean there is none
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,21 @@ def find_index(
     ledger: Ledger,
     given: str = "",
     has_units: bool = False,
+    is_needed: bool = False,
 ) -> FoundIndex:
     """The index of an object: a file or URL that was given, or the one beside the object.
 
-    has_units: it must have a checksum for each unit, too.
+    One that was given and is of no use is the user's mistake: a whole fetch would hide it.
+    has_units: it must have a checksum for each unit, too. is_needed: a whole fetch will not do
+    instead, so if nobody answers whether there is one, that is a passing failure.
     """
+    if given:
+        return FoundIndex(_get_given(given, target, size, request, ledger, has_units))
     try:
-        place = (
-            _get_given(given, request, ledger) if given else _get_beside(target, request, ledger)
-        )
+        place = _get_beside(target, size, request, ledger, has_units, is_needed)
     except CommandError as error:
+        if is_needed and isinstance(error, PassingError):
+            raise
         return FoundIndex(None, str(error))
     if place is None:
         return FoundIndex(None, f"there is no {target.name}{INDEX_SUFFIX} beside {target.identity}")
@@ -81,17 +89,34 @@ def is_proven(place: Path, name: str, size: int) -> bool:
     return bool(proven) and hashlib.sha256(place.read_bytes()).hexdigest() in proven
 
 
-def _get_given(given: str, request: Request, ledger: Ledger) -> Path:
-    if "://" not in given:
-        return Path(given)
-    target = request.parse(given)
-    path = request.out / target.name
-    fetch_object(FetchJob(target, path, ledger), request.access, request.options)
+def _get_given(
+    given: str, target: Target, size: int, request: Request, ledger: Ledger, has_units: bool
+) -> Path:
+    path = Path(given)
+    if "://" in given:
+        index = request.parse(given)
+        if not index.name.endswith(INDEX_SUFFIX):  # a tar would be fetched whole
+            raise UserError(f"--index {redact(given)}: give the URL of a TAR{INDEX_SUFFIX}")
+        path = request.out / index.name
+        _forget_faulty(path, size, ledger, has_units)
+        fetch_object(FetchJob(index, path, ledger), request.access, request.options)
+    if reason := find_fault(path, size, has_units):
+        fix = f"give --index the index of {target.identity}, or leave it out"
+        raise UserError(f"{reason}; {fix}")
     return path
 
 
-def _get_beside(target: Target, request: Request, ledger: Ledger) -> Path | None:
+def _get_beside(
+    target: Target, size: int, request: Request, ledger: Ledger, has_units: bool, is_needed: bool
+) -> Path | None:
     path = request.out / (target.name + INDEX_SUFFIX)
+    _forget_faulty(path, size, ledger, has_units)
     if not path.exists():
-        fetch_index(target, path, request.access, request.options, ledger)
+        fetch_index(target, path, request.access, request.options, ledger, NUM_TRIES, is_needed)
     return path if path.exists() else None
+
+
+def _forget_faulty(path: Path, size: int, ledger: Ledger, has_units: bool) -> None:
+    """Removes an index that an earlier start fetched and that is of no use: it may be new there."""
+    if ledger.vouches_for(path) and find_fault(path, size, has_units):
+        path.unlink()

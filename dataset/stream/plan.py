@@ -32,6 +32,7 @@ from dataset.fetch.urls import list_top
 from dataset.names import TRAIN_TAR, VAL_TAR, VALPREP, split_urls
 from dataset.own_names import check_distinct, check_names, part_path
 from dataset.redaction import redact
+from dataset.spelling import decode
 from dataset.stream.find_index import FoundIndex, find_index, is_proven
 
 log = logging.getLogger("trainyard.fetch")
@@ -81,6 +82,7 @@ class Refusal:
 
     reason: str
     command: str = ""
+    is_passing: bool = False  # another process has the folder for now
 
     def __str__(self) -> str:
         return self.reason + (f"; to stream it, run: {self.command}" if self.command else "")
@@ -95,6 +97,7 @@ def plan_stream(
     token: Path | None = None,
     options: Options | None = None,
     is_bounded: bool = False,
+    index_alone: bool = False,
 ) -> StreamPlan | Refusal:
     """How to stream a URL into a folder; a Refusal says in words why that cannot be.
 
@@ -102,7 +105,8 @@ def plan_stream(
     a train and a val tar, with a comma between. `index` is the file or URL of the train tar's.
     The folder is held meanwhile: another stream there ends this one at once (exit 2), unless all
     is here already; a fetch there is waited for by whoever fetches whole.
-    is_bounded: only a part of the train tar will be on the disk at a time.
+    is_bounded: only a part of the train tar will be on the disk at a time. index_alone: nothing of
+    it will; only its index is read.
     """
     request = Request(data_dir, options or Options(), federation, token)
     urls = split_urls(url)
@@ -117,7 +121,8 @@ def plan_stream(
         return StreamPlan(data, *here)
     try:
         with take_folder(data_dir, PLANNING):
-            return _plan_objects(urls, data, request, Ledger(data_dir), index, is_bounded)
+            ledger = Ledger(data_dir)
+            return _plan_objects(urls, data, request, ledger, index, is_bounded, index_alone)
     except FolderHeld as error:
         return _meet(error)
 
@@ -150,7 +155,7 @@ def _meet(held: FolderHeld) -> Refusal:
     """What another process in the folder means: a fetch is waited for, a stream is not."""
     if not held.is_fetch:
         raise held
-    return Refusal(f"{held.holder} is fetching into the same folder")
+    return Refusal(f"{held.holder} is fetching into the same folder", is_passing=True)
 
 
 def _find_here(urls: Sequence[str], request: Request) -> list[PlannedObject] | None:
@@ -188,6 +193,7 @@ def _plan_objects(
     ledger: Ledger,
     given: str,
     is_bounded: bool,
+    index_alone: bool = False,
 ) -> StreamPlan | Refusal:
     targets = [request.parse(one) for one in urls]
     for target in targets:
@@ -207,12 +213,12 @@ def _plan_objects(
         is_here = records[number] is not None
         found = FoundIndex(None)
         if not is_here:
-            is_unit = is_bounded and not number
+            is_needed = is_bounded and not number
+            is_unit = is_needed and not index_alone
             given = "" if number else given
-            found = find_index(target, sizes[number], request, ledger, given, is_unit)
+            found = find_index(target, sizes[number], request, ledger, given, is_unit, is_needed)
         if found.path is None and not is_here and not number:
-            command = f"python scripts/index_tar.py --checksums {shlex.quote(redact(urls[0]))}"
-            return Refusal(found.reason, command)
+            return Refusal(found.reason, _name_command(urls[0], request))
         proven = found.path is not None and is_proven(found.path, target.name, sizes[number])
         path = request.out / target.name
         planned.append(
@@ -221,13 +227,23 @@ def _plan_objects(
     missing = [(one.path, one.size) for one in planned if not one.is_here]
     if is_bounded and not planned[0].is_here:
         missing = missing[1:]  # the trainer knows how much of the tar will be here at a time
-        if (left := part_path(planned[0].path)).exists():
+        if not index_alone and (left := part_path(planned[0].path)).exists():
             return Refusal(f"{left} is the beginning of a whole copy: finish it, or remove it")
     try:
         check_space_of_all(request.out, missing)
     except NoSpace as error:
         return Refusal(str(error))
     return StreamPlan(data, *planned, is_bounded=is_bounded)
+
+
+def _name_command(url: str, request: Request) -> str:
+    """The command after which this URL can be streamed: its index is looked for in the folder."""
+    words = ["python", "scripts/index_tar.py", "--checksums", "--index-dir", str(request.out)]
+    for flag, value in (("--federation", request.federation), ("--token", request.token)):
+        words += [flag, str(value)] if value else []
+    # index_tar.py takes a local tar by its path
+    place = decode(url.removeprefix("file://")) if url.startswith("file://") else redact(url)
+    return shlex.join([*words, place])
 
 
 def _ask_size(target: Target, request: Request) -> int:

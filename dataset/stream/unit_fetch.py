@@ -28,7 +28,9 @@ from dataset.transfer.receive import OtherSize, OtherVersion, read_problem
 log = logging.getLogger("trainyard.fetch")
 
 TICK_S = 0.05
-HEDGE_S = 1.0  # a unit that a reader waits for is asked of a second server after this time
+# A unit that a reader waits for is asked of a second server after a second without data, or if it
+# is very slow. On a busy link each of 32 connections takes a second for a unit: none is at fault.
+HEDGE_S, SLOW_S = 1.0, 4.0
 STUCK_S = 2.0  # no step was made for so long, and a reader waits
 MAX_TRIES = 8  # of a unit that comes wrong
 MIN_TRIES = 4  # if every server has sent it wrong
@@ -179,7 +181,8 @@ class UnitFetch:
         """A request that a reader has waited for too long, and that no other races with."""
         units = [request.unit for request in self._out]
         for request in self._out:
-            is_late = now - request.started >= HEDGE_S and self._map.asked[request.unit]
+            is_late = now - request.last_data >= HEDGE_S or now - request.started >= SLOW_S
+            is_late = is_late and bool(self._map.asked[request.unit])
             if is_late and units.count(request.unit) == 1 and not request.is_cut:
                 return request
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from dataset.federation.connection import Connection
 from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup
@@ -15,7 +17,7 @@ class UnitRequest:
 
     def __init__(self, unit: int, server: Server | None, now: float) -> None:
         self.unit, self.server, self.started = unit, server, now
-        self.received = 0
+        self.received, self.last_data = 0, now
         self.is_cut = False
         self._connection: Connection | None = None
 
@@ -64,5 +66,5 @@ class UnitRequest:
             got = body.readinto(view[self.received :])
             if not got:
                 raise ProtocolError("ended early")
-            self.received += got
+            self.received, self.last_data = self.received + got, time.monotonic()
         return body.release(self.received)

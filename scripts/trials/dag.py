@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 from dataset.errors import UserError
+from dataset.names import INDEX_SUFFIX
 from report.search.trials import MAX_TRIALS, name_trial
 from scripts.jobs.run_folder import relative_data
 from scripts.trials.node import BEST, CHOSEN_FILE, EVALUATION, SEARCH, SKIP
-from scripts.trials.search_file import CONDOR, SearchPlan, check_plan
+from scripts.trials.search_file import CONDOR, SearchPlan, base_flags, check_plan
 from scripts.trials.space import parse_space
+from train.config import parse_config
 
 EPOCHS = "5"  # condor/train.sub's default
 
@@ -33,6 +36,10 @@ INDEX = """#!/bin/bash
 shopt -s nullglob
 tars=({data}/*.tar)
 (( ${{#tars[@]}} == 0 )) || exec {index} "${{tars[@]}}" >>search.log 2>&1
+"""
+INDEX_URL = """#!/bin/bash
+# The index of the training tar: with it all jobs train while the tar arrives. Its bytes pass once.
+exec {index} --checksums --index-dir . {words} >>search.log 2>&1
 """
 REPORT = """#!/bin/bash
 # After all nodes, whatever became of them. $1: the DAG's status, $2: how many nodes failed.
@@ -57,11 +64,13 @@ class SearchDag:
     values: Mapping[str, str]  # of condor/train.sub, the same for all jobs
     retries: int
     best_epochs: int  # 0: as in the trials
+    index_url: str = ""  # of a tar whose index is made first, for the jobs to stream it
 
     @property
     def has_index(self) -> bool:
-        """Whether the data is a folder, in which indexes can be written."""
-        return bool(self.plan.data) and "://" not in self.plan.data
+        """Whether an index is made first: of this URL, or of the tars in a folder."""
+        is_folder = bool(self.plan.data) and "://" not in self.plan.data
+        return is_folder or bool(self.index_url)
 
     @property
     def evaluates(self) -> bool:
@@ -102,6 +111,29 @@ def plan_search(
     return plan
 
 
+def find_index_to_make(
+    plan: SearchPlan, folder: Path, macros: Mapping[str, str], unindexed: Collection[str]
+) -> str:
+    """The URL of the training tar if jobs would stream it, had it an index; else nothing.
+
+    A job that does not stream fetches the tar whole and makes the index from its own disk, in less
+    time than another pass over the network takes.
+    """
+    config = parse_config(base_flags(plan, folder.absolute()))
+    urls = plan.data.split(",") if "://" in plan.data else []
+    streams = (
+        0 < len(urls) <= 2
+        and all(url.partition("?")[0].endswith(".tar") for url in urls)
+        and "never" not in (macros.get("STREAM", "auto"), config.stream)
+        and macros.get("PLUGIN", "false") != "true"
+        and macros.get("DATA_MODE", "tar") != "extract"
+        and not macros.get("FETCH")
+        and not config.val_share
+    )
+    is_known = config.index is not None or "INDEX" in macros
+    return config.urls[0] if streams and not is_known and config.urls[0] in unindexed else ""
+
+
 def make_files(dag: SearchDag, python: str, root: Path) -> dict[str, str]:
     """study.dag and its scripts, by their names; `python` is quoted for a shell."""
 
@@ -115,41 +147,67 @@ def make_files(dag: SearchDag, python: str, root: Path) -> dict[str, str]:
         "report.sh": report,
         "study.dag": make_search_dag(dag),
     }
-    if dag.has_index:
+    if dag.index_url:
+        federation = dag.values.get("FEDERATION", "")
+        words = [_name_tar(dag.index_url), *(["--federation", federation] if federation else [])]
+        files["index.sh"] = INDEX_URL.format(index=script("index_tar.py"), words=shlex.join(words))
+    elif dag.has_index:
         data = shlex.quote(dag.values["DATA"])
         files["index.sh"] = INDEX.format(data=data, index=script("index_tar.py"))
     return files
 
 
+def _name_tar(url: str) -> str:
+    """A tar as index_tar.py takes it: the path of a file, else the URL."""
+    return unquote(url.removeprefix("file://")) if url.startswith("file://") else url
+
+
 def make_search_dag(dag: SearchDag) -> str:
     """The text of study.dag."""
     trials = [name_trial(number) for number in range(dag.plan.trials)]
+    index = ["JOB index noop.sub NOOP", "SCRIPT DEFER 75 300 PRE index index.sh"]
+    values = _training_values(dag)
     lines = [
         "# Written by scripts/condor_study.py. Submit it here: condor_submit_dag study.dag",
         "JOB check noop.sub NOOP",
         "SCRIPT DEFER 75 300 PRE check check.sh",
-        *(["JOB index noop.sub NOOP", "SCRIPT PRE index index.sh"] if dag.has_index else []),
+        *(index if dag.has_index else []),
     ]
     for number, name in enumerate(trials):
         lines += [
-            *_job(dag, name, f"{SEARCH}/{name}", f"ask {number}", dag.values),
+            *_job(dag, name, f"{SEARCH}/{name}", f"ask {number}", values),
             f"SCRIPT POST {name} search.sh tell {number} $RETURN $JOBID $RETRY $MAX_RETRIES",
             f"PRE_SKIP {name} {SKIP}",
         ]
-    lines += [*_job(dag, "best", BEST, f"best {dag.best_epochs}", dag.values)]
+    lines += [*_job(dag, "best", BEST, f"best {dag.best_epochs}", values)]
     lines += [f"SCRIPT POST best search.sh home {BEST} $RETURN $JOBID"]
     if dag.evaluates:
-        lines += _job(dag, "evaluate", EVALUATION, "evaluate", _evaluation_values(dag.values))
+        lines += _job(dag, "evaluate", EVALUATION, "evaluate", _evaluation_values(values))
         lines += [f"SCRIPT POST evaluate search.sh home {EVALUATION} $RETURN $JOBID"]
     lines += ["", *_order(dag, trials), "", "FINAL report noop.sub NOOP"]
     lines += ["SCRIPT POST report report.sh $DAG_STATUS $FAILED_COUNT"]
     return "\n".join(lines) + "\n"
 
 
+def _training_values(dag: SearchDag) -> Mapping[str, str]:
+    """With the index that was made first."""
+    if not dag.index_url:
+        return dag.values
+    name = unquote(PurePosixPath(dag.index_url.partition("?")[0]).name)  # as index_tar.py names it
+    return dict(dag.values) | {"INDEX": name + INDEX_SUFFIX}
+
+
 def _evaluation_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Its weights are those of best, whatever that training began with; it does not stream."""
+    """Its weights are those of best, whatever that training began with; it does not stream.
+
+    With the index of the training tar it fetches the validation tar alone. With CACHE_GB there is
+    an index, and room for that tar in CACHE_GB: it asks for no more disk than the trials.
+    """
     words = [word for word in values.get("TRAIN", "").split() if word != "--pretrained"]
-    return dict(values) | {"TRAIN": " ".join(words), "STREAM": "auto"}
+    kept = {name: value for name, value in values.items() if name != "CACHE_GB"}
+    if "," in values["DATA"] and re.search("[1-9]", values.get("CACHE_GB", "")):
+        kept["DATA_GB"] = values["CACHE_GB"]
+    return kept | {"TRAIN": " ".join(words), "STREAM": "auto"}
 
 
 def _job(dag: SearchDag, name: str, folder: str, pre: str, values: Mapping[str, str]) -> list[str]:

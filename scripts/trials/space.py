@@ -67,13 +67,13 @@ def searchable_flags() -> Mapping[str, TrainFlag]:
 def parse_space(text: str) -> dict[str, BaseDistribution]:
     """The space that a text such as EXAMPLE describes, by fields of TrainConfig."""
     known = searchable_flags()
+    flags = ", ".join(sorted({flag.name for flag in known.values()}))
     space: dict[str, BaseDistribution] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, values = (word.strip() for word in part.partition("="))
         if not equals or not values:
             raise UserError(f"--space {part!r}: give FLAG=VALUES, such as {EXAMPLE}")
         if name not in known:
-            flags = ", ".join(sorted({flag.name for flag in known.values()}))
             raise UserError(
                 f"--space {part!r}: {name} is no flag that can be searched; choose from {flags}"
             )
@@ -82,7 +82,9 @@ def parse_space(text: str) -> dict[str, BaseDistribution]:
             raise UserError(f"--space names {flag.name} twice; give each flag once")
         space[flag.name] = _parse_values(flag, part, values)
     if not space:
-        raise UserError(f"--space names no flag to search; give some, such as {EXAMPLE!r}")
+        raise UserError(
+            f"--space names no flag to search; give some, such as {EXAMPLE!r}; choose from {flags}"
+        )
     return space
 
 

@@ -154,11 +154,19 @@ def seed_of(search_seed: int, number: int) -> int:
 
 
 def draw(study: optuna.Study, number: int, space: Space, sampler: BaseSampler) -> None:
-    """Draws the flags of a trial that the study has asked for."""
+    """Draws the flags of a trial that the study has asked for.
+
+    If a kill came after some of them, those stay. They are drawn once more all the same and thrown
+    away, so that the next ones get the random numbers that they would have had.
+    """
     study.sampler = sampler
-    trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+    frozen = study.get_trials(deepcopy=False)[number]
+    trial, known = optuna.trial.Trial(study, frozen._trial_id), set(frozen.params)
     for name, distribution in space.items():
-        if isinstance(distribution, FloatDistribution):
+        if name in known:
+            if name not in (trial.relative_params or ()):
+                sampler.sample_independent(study, frozen, name, distribution)
+        elif isinstance(distribution, FloatDistribution):
             trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
         elif isinstance(distribution, IntDistribution):
             trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)

@@ -27,6 +27,8 @@ from benchmarks.convergence_verdict import (
     judge,
     summarise,
 )
+from benchmarks.run_file import open_runs
+from dataset.errors import UserError
 
 TINY = Task(
     train_per_look=2,
@@ -75,7 +77,7 @@ def test_the_task_meets_the_rules_of_the_proof() -> None:
     assert task.window >= 16 * task.batch_size
     assert task.num_val >= 5000
     assert len(task.seeds) == 5
-    assert len(set(task.runs)) == 3 * 3 * 5 + 2 * 7
+    assert len(set(task.runs)) == 3 * 3 * 5 + 2 * 2 * 7
 
 
 def test_the_interval_is_that_of_the_t_distribution() -> None:
@@ -176,6 +178,44 @@ def test_a_killed_benchmark_goes_on_and_trains_nothing_twice(
     drawn = (tmp_path / "convergence_quick.svg").read_bytes()
     draw_picture(record, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_bytes() == drawn
+
+
+def test_a_record_is_extended_by_the_runs_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convergence, "RESULTS", tmp_path)
+    with pytest.raises(UserError, match="to extend"):
+        run_main(monkeypatch, tmp_path, "--extend")
+    run_main(monkeypatch, tmp_path)
+    path, runs = tmp_path / "convergence_quick.json", tmp_path / "convergence_quick.jsonl"
+    record = json.loads(path.read_text()) | {"commit": "before"}
+    for run in record["runs"]:
+        run["commit"] = "before"
+    kept = [run for run in record["runs"] if run["seed"] < 2]
+    path.write_text(json.dumps(record | {"runs": kept}))
+    runs.unlink()
+
+    run_main(monkeypatch, tmp_path, "--extend")
+    trained = [json.loads(line) for line in runs.read_text().splitlines()]
+    assert [run["seed"] for run in trained] == [2, 2]
+    extended = json.loads(path.read_text())
+    assert extended["runs"] == kept + trained
+    (earlier,) = extended["earlier"]
+    assert (earlier["commit"], earlier["num_runs"]) == ("before", len(kept))
+    text = convergence_doc.make_part(extended)
+    assert f"- {len(kept)} runs. Measured" in text and "- 2 runs. Measured" in text
+
+    (picture := tmp_path / "convergence_quick.svg").unlink()
+    run_main(monkeypatch, tmp_path, "--extend")  # the same command again: nothing is missing
+    assert picture.exists()
+    again = json.loads(path.read_text())
+    assert (again["runs"], again["earlier"]) == (extended["runs"], extended["earlier"])
+
+
+def test_runs_of_another_task_are_not_taken_from_the_record(tmp_path: Path) -> None:
+    recorded = [{"task": "other", "seed": 0}, {"task": "this", "seed": 1}]
+    with open_runs(tmp_path / "runs.jsonl", "this", fresh=False, recorded=recorded) as file:
+        assert [run["seed"] for run in file.all_runs] == [1]
 
 
 def test_the_page_shows_what_the_record_says(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from benchmarks import (
     bench,
     ddp,
     epoch_overhead,
+    loader,
     memory,
     startup_exchange,
     step,
@@ -22,6 +24,7 @@ from benchmarks import (
 from benchmarks.bench import format_table, median_ratio
 from benchmarks.machine_load import own_s
 from benchmarks.performance_doc import DOC, MAKERS
+from dataset.errors import UserError
 
 
 def test_a_ratio_compares_neighbours_in_time() -> None:
@@ -71,6 +74,14 @@ def test_the_fixed_cost_is_what_an_epoch_has_beside_its_steps() -> None:
     assert len(costs) == 2  # the last epoch has no next one
     assert [cost["fixed_s"] for cost in costs] == pytest.approx([7.0, 7.0])
     assert [cost["steps_s"] for cost in costs] == pytest.approx([8.0, 8.0])
+
+
+@pytest.mark.parametrize("flags", [{"images_per_class": 31}, {"rounds": 0}])
+def test_a_loader_without_a_timed_batch_is_refused(flags: dict[str, Any]) -> None:
+    """One batch of validation has no rate, and a ratio to it no value."""
+    with pytest.raises(UserError, match="at least 1 round and 32 images, for two batches of 64"):
+        loader.LoaderFlags(**flags)
+    assert loader.LoaderFlags(rounds=1, images_per_class=32).images_per_class == 32
 
 
 def test_growth_leaves_out_the_first_quarter_and_sees_a_leak() -> None:

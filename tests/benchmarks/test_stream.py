@@ -9,16 +9,20 @@ from typing import Any
 
 from benchmarks import stream_doc
 from benchmarks.stream_notes import read_story
-from benchmarks.stream_verdict import (
+from benchmarks.stream_promises import (
     FETCH,
     FETCHER,
     LOCAL,
+    LOCAL_SLOW,
     MOSAIC,
     SILENT,
+    SLOW_STEP,
+    SMALL_DISK,
     STREAM,
+    TWO_NODES,
     judge,
-    tables,
 )
+from benchmarks.stream_verdict import model_real_set, tables
 
 
 def make_row(first_step_s: float, epoch_1_s: float, epoch_2_s: float) -> dict[str, Any]:
@@ -42,6 +46,7 @@ RESULT: dict[str, Any] = {
     "slow_compute_s": 60.0,
     "has_mosaic": False,
     "real_first_bytes": 272_000_000,
+    "real_epochs": {"0.5": 1.01, "1.0": 1.14},
     "rows": {
         FETCH: [make_row(45, 65, 20)],
         STREAM: [make_row(6, 45, 20)],
@@ -50,6 +55,9 @@ RESULT: dict[str, Any] = {
     "right": {FETCH: {"flip": "yes", "kill": "yes"}},
     "lost_s": {},
 }
+
+
+FACTS = {"machine": {"cpus": 2, "processor": "x"}, "date": "d", "commit": "c", "command": "make"}
 
 
 def reached(result: dict[str, Any]) -> dict[str, tuple[float, bool]]:
@@ -63,9 +71,27 @@ def test_targets_are_judged_by_what_was_measured() -> None:
     what = "epoch 1 without the start, against the link, which is the limit"
     assert found[what] == (1.05, True)
     assert found["use of the link until the tar is whole"] == (0.976, True)
+    assert judge(RESULT | {"rows": {LOCAL_SLOW: RESULT["rows"][LOCAL]}}) == []
     slow = copy.deepcopy(RESULT)
     slow["rows"][STREAM][0]["first_step_s"] = 30
     assert not reached(slow)["first step, against our fetch and then training"][1]
+
+
+def test_where_the_compute_is_the_limit_the_start_is_that_of_the_same_step() -> None:
+    rows = {SLOW_STEP: [make_row(12, 69, 0)], LOCAL_SLOW: [make_row(10, 67, 0)]}
+    found = reached(RESULT | {"rows": rows})
+    # 69 s, less the 10 - 6 s that the local run started in, against its 63 s, or 10 steps of 6 s
+    what = "epoch 1 without the start, where the compute is the limit, against a local tar's"
+    assert found[what] == (round(65 / 63, 3), True)
+    assert found["the same, against the sum of its steps' fixed times alone"] == (1.083, False)
+
+
+def test_an_epoch_of_the_real_set_is_never_quicker_than_its_link_or_its_compute() -> None:
+    found = model_real_set()
+    epochs = {float(compute): times for compute, times in found["real_epochs"].items()}
+    assert all(1 <= times < (1 + compute) / max(1, compute) for compute, times in epochs.items())
+    assert max(epochs, key=epochs.__getitem__) == 1.0  # where neither hides the other
+    assert 2e8 < found["real_first_bytes"] < 4e8
 
 
 def test_what_was_not_measured_is_not_judged() -> None:
@@ -85,6 +111,21 @@ def test_a_peer_that_cannot_be_installed_is_named() -> None:
 def test_the_fetch_page_shows_what_the_record_says() -> None:
     text = stream_doc.DOC.read_text()
     assert stream_doc.make_doc(text, stream_doc.RECORD) == text
+
+
+def test_the_grid_page_shows_what_the_record_says_of_small_disks() -> None:
+    text = stream_doc.GRID_DOC.read_text()
+    assert stream_doc.make_grid_doc(text, stream_doc.RECORD) == text
+    with_disk = RESULT | {"rows": RESULT["rows"] | {SMALL_DISK: [make_row(7, 47, 38)]}}
+    shown = stream_doc.make_disks(with_disk | FACTS)
+    assert "| 15 % of it | 47.0 | 38.0 | 0.00 |" in shown
+    assert "2 nodes" not in shown  # not measured, not shown
+    # 2,000 bytes at 50 a second are 40 s, and the answers took 41
+    what = "use of the link over both epochs, with a disk of 15 % of the tar"
+    assert reached(with_disk)[what] == (0.976, True)
+    nodes = RESULT | {"rows": RESULT["rows"] | {TWO_NODES: [make_row(7, 47, 20)]}}
+    what = "bytes sent to 2 nodes with disks of their own, against the tar and two indexes"
+    assert reached(nodes)[what] == (round(2000 / 2020, 3), True)
 
 
 def test_the_notes_of_a_killed_run_hold_what_was_trained_last(tmp_path: Path) -> None:

@@ -163,6 +163,16 @@ def end_processes(find: Callable[[], list[int]], patience_s: float = 5.0) -> Non
         time.sleep(0.05)
 
 
+def _apt_lock() -> Path:
+    return Path(tempfile.gettempdir()) / "trainyard-apt.lock"
+
+
+def await_apt_install() -> None:
+    """Returns when no other test run installs: programs are there before they are set up."""
+    with locked(_apt_lock()):
+        return
+
+
 def apt_install(*packages: str) -> None:
     """Installs the Debian packages that are not there yet; waits for another apt to finish."""
     query = ["dpkg-query", "-W", "-f", "${db:Status-Status}\n", *packages]
@@ -171,7 +181,7 @@ def apt_install(*packages: str) -> None:
         return
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
-    with locked(Path(tempfile.gettempdir()) / "trainyard-apt.lock"):
+    with locked(_apt_lock()):
         # An update that fails for one foreign source leaves usable lists: the install decides.
         subprocess.run(["apt-get", "update"], capture_output=True, env=environment)
         done = subprocess.run(

@@ -40,12 +40,20 @@ def scratch(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "condor/job.sh", tmp_path)
     shutil.copy(ROOT / "condor/slot.py", tmp_path)
     (tmp_path / "dataset").symlink_to(ROOT / "dataset")
-    built = shutil.ignore_patterns("*.so*", "__pycache__")
-    shutil.copytree(ROOT / "train", tmp_path / "train", ignore=built)  # what slot.py needs of it
+    link_trainer(tmp_path / "train")
     kernel = "def load_kernel(): return True"
     for module, text in (("train.__main__", TRAINER), ("train.data.jpeg", kernel)):
         (tmp_path / f"{module.replace('.', '/')}.py").write_text(text)
     return tmp_path
+
+
+def link_trainer(folder: Path) -> None:
+    """What slot.py needs of train/, with its compiled modules; the two others are written anew."""
+    built = shutil.ignore_patterns("*.so*", "__pycache__")
+    shutil.copytree(ROOT / "train/data", folder / "data", ignore=built)
+    for entry in (ROOT / "train").iterdir():
+        if entry.name not in ("data", "__main__.py", "__pycache__"):
+            (folder / entry.name).symlink_to(entry)
 
 
 def start(scratch: Path, script: str, **env: str) -> subprocess.Popen[str]:
@@ -63,7 +71,7 @@ def start(scratch: Path, script: str, **env: str) -> subprocess.Popen[str]:
 
 def run(scratch: Path, script: str, **env: str) -> tuple[int, str]:
     process = start(scratch, script, **env)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=280)
     return process.returncode, errors.replace(DECODER, "")
 
 
@@ -104,7 +112,7 @@ def test_sigterm_reaches_the_trainer_and_its_85_comes_back(scratch: Path) -> Non
     process = start(scratch, "time.sleep(60)")
     wait_for(scratch / "data/part")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=280)
     assert (process.returncode, errors) == (85, DECODER)
     assert (scratch / "out/ckpt/step-000000007.pt").exists()
     assert (scratch / "data/part").exists()  # the next start may be in this sandbox
@@ -117,7 +125,7 @@ def test_a_sigterm_during_the_fetch_ends_it(scratch: Path) -> None:
     process = start(scratch, FINISH, **FETCHED)
     wait_for(scratch / "fetching")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode == 75
     assert errors == DECODER + "error: ended by signal 15; try again\n"
     assert not (scratch / "data").exists()
@@ -173,7 +181,7 @@ def test_several_urls_and_the_federation_go_to_the_fetch(scratch: Path) -> None:
     (scratch / "scripts/fetch_osdf.py").write_text("import sys; print(sys.argv[1:])")
     process = start(scratch, FINISH, DATA="osdf:///x/a.tar,osdf:///x/b.tar", DATA_GB="0.001",
                     FEDERATION="http://127.0.0.1:1", FETCH="--connections 4")  # fmt: skip
-    out, _ = process.communicate(timeout=100)
+    out, _ = process.communicate(timeout=280)
     assert process.returncode == 0
     assert "'--out', 'data', '--record', 'out'" in out
     assert "'--federation', 'http://127.0.0.1:1', 'osdf:///x/a.tar', 'osdf:///x/b.tar'" in out
@@ -217,11 +225,19 @@ def test_a_small_disk_is_the_limit_of_the_cache(scratch: Path, given: str, limit
     assert found.get("--cache-limit", "") == limit
 
 
+def test_an_index_that_came_along_is_that_of_the_stream(scratch: Path) -> None:
+    assert run(scratch, FINISH, **URL, INDEX="/home/me/a.tar.index") == (0, "")
+    found = dict(itertools.pairwise(json.loads((scratch / "arguments").read_text())))
+    assert found["--index"] == "a.tar.index"
+    assert run(scratch, FINISH, INDEX="/home/me/a.tar.index") == (0, "")
+    assert "--index" not in json.loads((scratch / "arguments").read_text())
+
+
 def test_a_streamed_job_that_is_vacated_keeps_what_has_arrived(scratch: Path) -> None:
     process = start(scratch, "time.sleep(60)", **URL)
     wait_for(scratch / "data/part")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=100)
+    process.communicate(timeout=280)
     assert process.returncode == 85
     assert (scratch / "data/part").exists()
     assert (scratch / "out/ckpt/step-000000007.pt").exists()

@@ -39,7 +39,7 @@ def run(scratch: Path, **env: str) -> subprocess.CompletedProcess[str]:
         env=kept | settings | env,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
 
 

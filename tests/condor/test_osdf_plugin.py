@@ -35,7 +35,7 @@ def call(
     command: list[str | Path] = [sys.executable, "-I", "-S", plugin, *arguments]
     bare = {"PATH": os.environ["PATH"], "_CONDOR_JOB_AD": str(folder / ".job.ad")}
     return subprocess.run(
-        command, cwd=folder, env=bare | env, capture_output=True, text=True, timeout=100
+        command, cwd=folder, env=bare | env, capture_output=True, text=True, timeout=280
     )
 
 

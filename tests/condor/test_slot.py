@@ -30,7 +30,7 @@ def ask(*question: str, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if "CUDA" not in name}
     clean["PYTHONPATH"] = str(SCRIPT.parents[1])  # in a slot train/ lies beside slot.py
     command: list[str | Path] = [sys.executable, SCRIPT, *question]
-    return subprocess.run(command, capture_output=True, text=True, env=clean | env, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, env=clean | env, timeout=280)
 
 
 def write_run(**changes: Any) -> None:

@@ -53,7 +53,9 @@ def directing(decide: Callable[[Any], Decision]) -> Iterator[str]:
 
 
 @contextmanager
-def federation(caches: Sequence[bytes], origin: bytes | None = None) -> Iterator[list[str]]:
+def federation(
+    caches: Sequence[bytes], origin: bytes | None = None, require_token: bool = False
+) -> Iterator[list[str]]:
     """The addresses of a director (a fake), of its caches with what each serves, of its origin."""
     with ExitStack() as stack:
 
@@ -74,7 +76,8 @@ def federation(caches: Sequence[bytes], origin: bytes | None = None) -> Iterator
             links = [f'<{url}>; rel="duplicate"; pri={n}' for n, url in enumerate(found, 1)]
             handler.send_response(307)
             handler.send_header("Link", ", ".join(links))
-            handler.send_header("X-Pelican-Namespace", "namespace=/, require-token=false")
+            required = str(require_token).lower()
+            handler.send_header("X-Pelican-Namespace", f"namespace=/, require-token={required}")
             handler.send_header("Content-Length", "0")
             handler.end_headers()
             return True

@@ -17,7 +17,8 @@ from dataset.own_names import journal_path, part_path
 from dataset.transfer.chunk_sums import compute_all
 from dataset.transfer.journal import CHUNK, Arrivals, Journal, chunk_length, read_boot_id
 
-FAST = Options(stall_s=1.0, give_up_s=5.0, missing_s=0.5, connections=4)
+# A busy machine may pause for a second: a hedge or a split then would be one more request.
+FAST = Options(stall_s=5.0, give_up_s=20.0, missing_s=0.5, connections=4)
 CONTENT = os.urandom(9 * CHUNK + 77)
 NOWHERE = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
 HELD = (0, 1, 2, 5)  # the chunks that an earlier start has fetched

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dataset.archive.extract import Extraction, Result, extract_archive
-from dataset.archive.index_file import TarIndex
+from dataset.archive.index_file import TarIndex, write_whole
 
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 AWKWARD_SIZES = (1, 511, 512, 513, 1024)
@@ -167,3 +167,10 @@ def inodes(folder: Path) -> dict[str, tuple[int, int]]:
     paths = [path for path in folder.rglob("*") if path.is_file()]
     stats = {str(path.relative_to(folder)): path.stat() for path in paths}
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
+
+
+def drop_unit_sums(index: Path) -> None:
+    """Makes an index one of format 1, as earlier versions wrote it."""
+    with np.load(index) as file:
+        arrays = {name: file[name] for name in file.files if not name.startswith("unit_")}
+    write_whole(arrays | {"format": np.int64(1)}, index)

@@ -88,7 +88,7 @@ def test_the_engine_runs_on_python_3_9_where_there_is_one(tmp_path: Path) -> Non
     with serving(content) as (url, _):
         words = [hashlib.md5(content).hexdigest(), str(ROOT), *map(str, plugin_files()), url]
         command = [str(python), "-I", "-S", "-c", FETCH, *words, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "['md5 (given)']\n"
     assert (tmp_path / "object.bin").read_bytes() == content

@@ -157,7 +157,7 @@ def test_an_error_about_a_listing_is_clean_in_itself(tmp_path: Path) -> None:
 
     (tmp_path / "token").write_text(TOKEN)
     request = Request(
-        tmp_path / "out", FAST, token=tmp_path / "token", environ={"HOME": "/nonexistent"}
+        tmp_path / "out", PATIENT, token=tmp_path / "token", environ={"HOME": "/nonexistent"}
     )
     with running(Echoing) as url, pytest.raises(DataError, match="listing gives") as caught:
         fetch_urls([f"{url}/d/"], request)
@@ -168,7 +168,7 @@ def test_a_listing_that_repeats_the_token_names_no_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     files = {f"/d/{TOKEN}.txt": b"x"}
     request = Request(
-        tmp_path / "out", FAST, token=tmp_path / "token", environ={"HOME": "/nonexistent"}
+        tmp_path / "out", PATIENT, token=tmp_path / "token", environ={"HOME": "/nonexistent"}
     )
     with running(TreeHandler, files=files, folders=frozenset({"/", "/d"})) as url:
         with pytest.raises(DataError, match="repeats our token"):

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-ANSWER_S = 30.0
+ANSWER_S = 120.0
 
 
 def find_chromium() -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from typing import Any
 
 DEEP = 100_000
@@ -37,7 +38,7 @@ def damage_json(record: Any, chance: random.Random) -> bytes:
         if chance.random() < 0.15:
             del parent[key]
         else:
-            parent[key] = chance.choice(ODD_VALUES)
+            parent[key] = deepcopy(chance.choice(ODD_VALUES))  # it may be damaged in its turn
     return json.dumps(copy).encode()
 
 

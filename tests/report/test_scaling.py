@@ -68,6 +68,14 @@ def test_published_loss_is_said_in_plain_words() -> None:
     assert sentences(study)[0].startswith("23 % of the 64-GPU epoch is a fixed cost of 6.9 s")
 
 
+def test_a_cost_that_grows_is_named_with_its_run_where_none_is_fixed() -> None:
+    """Two epochs take 720/N + 13 log2(N) s: 129 s on 8 processes, 39 s of them for doublings."""
+    times = {1: 720.0, 2: 373.0, 4: 206.0, 8: 129.0}
+    (study,) = studies_of(*(run_record(str(n), n, wall_clock_s=s) for n, s in times.items()))
+    says = "30 % of the 8-process epoch grows by 6.5 s with each doubling"
+    assert sentences(study)[0].startswith(says)
+
+
 def test_published_rows_of_another_learning_rate_rule_are_flagged() -> None:
     (study,) = build_studies(load_runs([KEMPNER])[0])
     flagged = [p.num_gpus for p in study.points if any("LR" in flag for flag in p.flags)]
@@ -159,6 +167,9 @@ def test_rows_that_differ_in_their_order_are_flagged() -> None:
     )
     (study,) = studies_of(one, two, four)
     assert [point.flags for point in study.points] == [(), (), ("units b (baseline a)",)]
+    two["dataset"]["lanes"] = 2
+    (study,) = studies_of(one, two)
+    assert [point.flags for point in study.points] == [(), ("lanes 2 (baseline 1)",)]
 
 
 def test_an_lr_scaled_with_the_batch_in_every_row_is_one_recipe() -> None:

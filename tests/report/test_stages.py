@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,22 @@ def test_torn_epoch_lines_are_noted_and_the_rest_is_drawn(tmp_path: Path) -> Non
     assert notes == [f"{folder / 'epochs.jsonl'}: 1 torn line left out"]
     charts, _ = learning_charts(build_studies(runs), epochs)
     assert [chart.name for chart in charts] == ["loss", "accuracy"]
+
+
+def test_curves_of_the_same_size_are_told_apart_by_the_name_of_the_run(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", 1)
+    write_run(tmp_path, "two", 1, config={"lr": 7.0})
+    write_run(tmp_path, "four", 4)
+    runs, _ = load_runs([tmp_path])
+    charts, _ = learning_charts(build_studies(runs), load_epochs(runs)[0])
+    for chart in charts:
+        labels = re.findall(r">([^<>]*, batch [^<>]*)<", chart.svg)
+        assert len(labels) == len(set(labels)) == 3
+        assert [any(name in label for label in labels) for name in ("one", "two", "four")] == [
+            True,
+            True,
+            False,
+        ]
 
 
 def test_settings_that_differ_are_apart_from_those_that_are_shared(tmp_path: Path) -> None:

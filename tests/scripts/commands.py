@@ -10,7 +10,7 @@ from pathlib import Path
 from tests import forked_command
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 100.0  # below pytest's own limit: then what it wrote is shown
+WAIT_S = 250.0  # below pytest's own limit: then what it wrote is shown
 
 
 def run_script(

@@ -13,6 +13,7 @@ import pytest
 from dataset.archive.index import find_or_build_index
 from dataset.fake.make import make_fake_imagenet
 from scripts.condor_study import find_settings
+from tests.dataset.tars import drop_unit_sums
 from tests.scripts.commands import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,12 +81,22 @@ def test_a_study_is_never_overwritten(tmp_path: Path) -> None:
             "EPOCH is no setting of condor/train.sub; did you mean EPOCHS? docs/grid.md lists them",
         ),
         (["CODE=x"], "CODE is no setting of condor/train.sub; "),
+        (["INDEX=a.index"], "INDEX=a.index: no such file"),
         (["QQQ=x"], "QQQ is no setting of condor/train.sub; docs/grid.md lists them"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, words: list[str], message: str) -> None:
     expect_mistake(run("dummy", "--out", tmp_path / "study", *words), message)
     assert not (tmp_path / "study").exists()
+
+
+def test_a_file_that_travels_is_named_by_its_whole_path(tmp_path: Path) -> None:
+    """The DAG is submitted in the study's folder, and the check runs there."""
+    (tmp_path / "a.index").touch()
+    done = run("dummy", "--out", "study", "INDEX=a.index", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("study.dag", "check.sh"):
+        assert str(tmp_path / "a.index") in (tmp_path / "study" / name).read_text()
 
 
 def test_every_setting_of_the_submit_file_is_known() -> None:
@@ -116,6 +127,9 @@ def test_the_check_sees_the_index_of_another_tar(tmp_path: Path) -> None:
     find_or_build_index(tar, checksums=True)
     good = run(f"file://{tar}", "--check")
     assert (good.returncode, "index with block checksums" in good.stderr) == (0, True)
+    drop_unit_sums(tmp_path / f"{tar.name}.index")
+    limited = run(f"file://{tar}", "--check", "CACHE_GB=1")
+    assert "index without checksums of units, which CACHE_GB needs" in limited.stderr
     with open(tar, "ab") as file:
         file.write(bytes(10240))
     stale = run(f"file://{tar}", "--check")

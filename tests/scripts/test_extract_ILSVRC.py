@@ -227,7 +227,7 @@ def test_a_read_only_folder_is_one_line_and_exit_2(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_one_line_and_the_next_run_goes_on(tmp_path: Path) -> None:
-    tree = make_tree(60, 20)
+    tree = make_tree(200, 40)
     tar = write_nested(tmp_path, tree)
     process = subprocess.Popen(
         command(tar, tmp_path / "out").split(), stderr=subprocess.PIPE, text=True

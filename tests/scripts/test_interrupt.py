@@ -38,7 +38,7 @@ def interrupt(
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)
-        text: str = process.communicate(timeout=100)[0]
+        text: str = process.communicate(timeout=280)[0]
     finally:
         if process.is_running():
             process.kill()

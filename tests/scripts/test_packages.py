@@ -23,7 +23,7 @@ def run_bare(*command: str) -> subprocess.CompletedProcess[str]:
     """Runs this Python as a system's would be: -S leaves out all that was installed."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     whole = [sys.executable, "-S", *command]
-    return subprocess.run(whole, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(whole, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -27,6 +27,8 @@ from tests.scripts.trials.searches import find_disagreements
 from tests.scripts.trials.stand_in import StandIn
 from train.records.record import read_epochs
 
+pytestmark = pytest.mark.training
+
 SCRIPT = ROOT / "scripts" / "search.py"
 SPACE = "lr=log:0.001..1, label_smoothing=0..0.2"
 TRAIN = (

@@ -8,7 +8,6 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 from torch.utils.data import _utils
 
@@ -22,11 +21,6 @@ CLASSES, TRAIN_PER_CLASS, VAL_PER_CLASS = 7, 6, 5  # 42 and 35: no multiples of 
 # A loader that a failed batch ends stands in its own traceback, until the garbage collector ends
 # its workers; their queues may be gone by then, and each worker is waited for so long: 5 s.
 _utils.MP_STATUS_CHECK_INTERVAL = 0.2
-
-
-# A busy machine may be slow for a moment; no test here asserts a timing.
-hypothesis.settings.register_profile("busy", deadline=None)
-hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

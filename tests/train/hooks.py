@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -156,7 +157,10 @@ def use_small_units() -> None:
 
 
 def fill_disk(folder: Path) -> None:
-    """Leaves not one byte on the filesystem of a folder."""
+    """Leaves not one byte on the filesystem of a folder, once no checkpoint is being written."""
+    for thread in threading.enumerate():
+        if thread.name.endswith("(_write)"):  # it would give back what it cannot finish
+            thread.join()
     with open(folder / "ballast", "ab", buffering=0) as file:
         for size in (1 << 16, 1 << 10, 1):
             with contextlib.suppress(OSError):

@@ -224,11 +224,12 @@ def _server(simulated: bool) -> forkserver.ForkServer:
 def _be_rank(env: dict[str, str], argv: list[str], log: Path, hook: Hook | None) -> None:
     def train() -> None:
         from dataset.errors import run_command
-        from train.run import main
+        from train.__main__ import main
 
         if hook is not None:
             hook()
-        code = run_command(functools.partial(main, argv))
+        sys.argv = ["train", *argv]
+        code = run_command(main)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -9,23 +9,26 @@ import signal
 import tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dataset.archive import units
 from dataset.archive.index import build_index
-from dataset.archive.index_file import write_whole
 from dataset.errors import DONE, USER_MISTAKE
-from tests.dataset.tars import TRAIN, VAL
+from dataset.own_names import part_path
+from tests.dataset.tars import TRAIN, VAL, drop_unit_sums
 from tests.train import hooks
 from tests.train import started_ranks as ranks
 from tests.train.cache_sizes import find_map, sampling
 from tests.train.data.arriving import write_padded
 from tests.train.outcomes import EVERY_STEP, final_state, find_differences, read_trace
 from tests.train.tar_server import serving_folder
+from train.data.bounded_cache import SPARE_BYTES, lower_to_disk
 from train.records.record import read_run
+
+pytestmark = pytest.mark.training
 
 TWO_EPOCHS = ["--epochs", "2", "--microbatch", "4"]
 UNIT = 300_000  # two images: 21 units
@@ -118,6 +121,19 @@ def test_a_limit_that_is_too_small_is_refused_with_the_least(
     assert max(sizes) <= float(found[1][:-2]) * 1e9
 
 
+def test_what_has_yet_to_come_of_the_validation_tar_is_no_room_for_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch makes its file as long as the object at once."""
+    with open(part_path(tmp_path / VAL), "wb") as file:
+        file.write(bytes(1 << 20))
+        file.truncate(1 << 30)
+    free = SPARE_BYTES + 1000
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    room = lower_to_disk(1 << 40, tmp_path / TRAIN, tmp_path / VAL)
+    assert 1000 + (1 << 20) <= room < 1000 + (2 << 20)
+
+
 def test_a_uniform_checkpoint_cannot_be_streamed_with_little_disk(
     served: Path, tmp_path: Path
 ) -> None:
@@ -129,14 +145,12 @@ def test_a_uniform_checkpoint_cannot_be_streamed_with_little_disk(
 
 def test_an_index_of_format_1_says_what_it_cannot_do(served: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(served, tmp_path / "older")
-    place = folder / f"{TRAIN}.index"
-    with np.load(place) as file:
-        arrays = {name: file[name] for name in file.files if not name.startswith("unit_")}
-    write_whole(arrays | {"format": np.int64(1)}, place)
+    drop_unit_sums(folder / f"{TRAIN}.index")
     with serving_folder(folder) as (url, _):
         job = start_bounded(url, tmp_path).expect(USER_MISTAKE)
     assert "has no checksums of units: it is of format 1" in job.log
-    assert f"run: python scripts/index_tar.py --checksums {url}/{TRAIN}" in job.log
+    where = f"--index-dir {tmp_path / 'data'} {url}/{TRAIN}"
+    assert f"run: python scripts/index_tar.py --checksums {where}" in job.log
 
 
 @pytest.mark.parametrize("killed", ["rank", "fetcher"])

@@ -95,6 +95,15 @@ def test_the_patience_of_a_stream_is_spelled_as_that_of_a_fetch(text: str, secon
             parse_config(["DATA", f"--give-up-after={wrong}"])
 
 
+def test_an_order_may_name_its_lanes() -> None:
+    plain, laned = (parse_config(["DATA", "--order", t]) for t in ("streamed", "streamed:4"))
+    assert (plain.order_name, plain.order_lanes) == ("streamed", None)
+    assert (laned.order_name, laned.order_lanes) == ("streamed", 4)
+    for wrong in ("random", "uniform:2", "auto:2", "streamed:", "streamed:0", "streamed:x", ":4"):
+        with pytest.raises(UserError, match=f"--order {wrong}: must be one of auto, uniform"):
+            parse_config(["DATA", "--order", wrong])
+
+
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
     [("500MB", 5e8), ("20GB", 2e10), ("20GiB", 20 * 2**30), ("1.5G", 1.5e9), ("1024", 1024)],

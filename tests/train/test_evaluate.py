@@ -29,6 +29,8 @@ from train.ranks.launch import Launch
 from train.records.record import read_lines
 from train.step import MEAN, STD, Placement
 
+pytestmark = pytest.mark.training
+
 NUM_VAL, NUM_CLASSES = 35, 7
 ALONE = Comm(Launch("single", "a test"))
 CPU = Placement(torch.device("cpu"), "fp32")

@@ -31,6 +31,8 @@ from tests.train.outcomes import EVERY_STEP, final_state, find_differences
 from train.checkpoints.checkpoint import list_checkpoints
 from train.records.record import read_epochs, read_run
 
+pytestmark = pytest.mark.training
+
 LARGE = ("-a", ranks.REAL_ARCH)  # a network whose checkpoints fill a disk
 SAVED_BYTES = 3_000_000  # a little more than one of them
 
@@ -77,7 +79,7 @@ def test_a_killed_rank_is_named_and_the_others_end(images: Path, tmp_path: Path,
 def test_a_rank_that_hangs_is_named_when_the_others_give_up(images: Path, tmp_path: Path) -> None:
     """Its process lives and its thread beats: only how far it came tells it from the others."""
     hook = partial(hooks.at_step, 1, 2, partial(time.sleep, 100))
-    argv = [*argv_for(images, tmp_path / "out"), "--timeout-minutes", "0.05"]
+    argv = [*argv_for(images, tmp_path / "out"), "--timeout-minutes", "0.2"]
     job = ranks.run(argv, tmp_path / "log", 2, hook=hook)
     assert job.codes == [CRASH, CRASH]
     assert "rank 1 (reading data) hangs: it answers" in job.log
@@ -322,7 +324,9 @@ def test_a_mistake_is_one_line_with_the_fix_and_writes_nothing(
     out = tmp_path / "out"
     job = ranks.run(argv_for(images, out, *flags), tmp_path / "log", world).expect(USER_MISTAKE)
     assert words in job.log
-    assert len(set(job.log.splitlines())) == 1, job.log
+    # A rank that hears of it before it finds it itself says so instead.
+    own = {line for line in job.log.splitlines() if " ends because of rank " not in line}
+    assert len(own) == 1, job.log
     assert not out.exists()
 
 
@@ -385,7 +389,9 @@ def test_the_record_adds_up_over_attempts(images: Path, tmp_path: Path, world: i
     for attempt in attempts:
         parts = attempt["phases"].values()
         assert attempt["seconds"] == pytest.approx(sum(p["mean_s"] for p in parts))
-        assert attempt["end"] - attempt["start"] == pytest.approx(attempt["seconds"])
+        # A time of day is a float of 1.8e9 s: exact to 0.2 microseconds, however short the attempt.
+        end = attempt["start"] + attempt["seconds"]
+        assert attempt["end"] == pytest.approx(end, rel=0, abs=1e-6)
         # The wall clock is adjusted all the time, by microseconds too; durations are monotonic.
         assert begin_s - 0.1 <= attempt["start"] < attempt["end"] <= time.time() + 0.1
         assert all(0 <= p["mean_s"] <= p["max_s"] + 1e-9 for p in parts)

@@ -52,7 +52,7 @@ def test_a_batch_that_is_used_before_its_copy_has_ended_shows(images: Path, tmp_
     (tmp_path / "data").mkdir()
     (tmp_path / "data/train").symlink_to(images / "train")  # nothing to validate: each copy is slow
     argv = [str(tmp_path / "data"), *STEPS, "--max-steps", "1", "--output"]
-    settings = {"CUDASIM_TO_DEVICE_US": 2_000_000}  # the next batch is read in less
+    settings = {"CUDASIM_TO_DEVICE_US": 5_000_000}  # the next batch is read in less
     log = tmp_path / "log"
     gpu.run([*argv, f"{tmp_path}/right"], log, settings=settings).expect(0)
     job = gpu.run([*argv, f"{tmp_path}/wrong"], log, settings=settings, hook=forget_to_wait)

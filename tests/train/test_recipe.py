@@ -144,6 +144,7 @@ def test_a_trust_coefficient_of_zero_is_refused() -> None:
         resolve_recipe("lars", 4096, 90, {"lars_eta": 0.0})
 
 
+@pytest.mark.training
 def test_a_recipe_with_a_zero_gamma_says_when_the_network_has_none(tmp_path: Path) -> None:
     words = f"the last gamma of a block starts at 0, but {ranks.REAL_ARCH} has no such gamma"
     argv = ["--dummy", "-a", ranks.REAL_ARCH, "-b", "4", "--max-steps", "1", "--output"]

@@ -6,6 +6,8 @@ Each library is imported in its test: a start of pytest that runs none of them d
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from torchvision.transforms import v2
 from tests.train.tiny_net import TinyNet
 from train.torch_data import CentreCrop, RandomCrop, batches, open_images
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/pytorch.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/pytorch.md"
 CLASSES, BATCH, SIZE, STEPS = 7, 8, 32, 5
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 
@@ -201,6 +204,28 @@ def test_batches_have_the_interface_of_torchdata(tars: Path) -> None:
     from torchdata.stateful_dataloader import Stateful
 
     assert isinstance(batches(tars, BATCH), Stateful)
+
+
+# --- a program of one's own ---------------------------------------------------------------------
+
+
+LEFT_EARLY = """
+import sys
+from train.torch_data import batches
+ready = batches(sys.argv[1], 4, num_workers=2, decoder=sys.argv[2])
+for images, labels in ready:
+    kept = iter(ready)  # its workers are at work
+    next(kept)
+    break
+"""
+
+
+@pytest.mark.parametrize("decoder", ["pil", "kernel"])  # in worker processes, in threads
+def test_a_program_that_leaves_its_loop_early_ends(tars: Path, decoder: str) -> None:
+    """Workers ignore the SIGTERM of Python's exit; a thread inside torch would abort it."""
+    command = [sys.executable, "-c", LEFT_EARLY, str(tars), decoder]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- the page about it --------------------------------------------------------------------------

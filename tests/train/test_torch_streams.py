@@ -31,12 +31,14 @@ from tests.dataset.small_server import Handler
 from tests.dataset.tars import TRAIN, VAL, nested_bytes
 from tests.train import plain_loop
 from tests.train import started_ranks as ranks
-from tests.train.data.arriving import write_padded
+from tests.train.data.arriving import write_indexed
 from tests.train.tar_server import answer, hold_back, serving_folder
 from train.data.needs import HEADERS
 from train.data.resumable import ResumableBatches
 from train.data.sampler import epoch_order
 from train.torch_data import CentreCrop, batches, open_images
+
+pytestmark = pytest.mark.training
 
 BATCH, SIZE = 8, 32
 DECODE = CentreCrop(SIZE)
@@ -46,10 +48,7 @@ NUM_STEPS = 40 // plain_loop.BATCH * plain_loop.EPOCHS
 @pytest.fixture(scope="module")
 def served(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The two tars and their indexes, as an origin would have them."""
-    folder = write_padded(images, tmp_path_factory.mktemp("served") / "tars")
-    for tar in (folder / TRAIN, folder / VAL):
-        build_index(tar, checksums=True)
-    return folder
+    return write_indexed(images, tmp_path_factory.mktemp("served") / "tars")
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +142,45 @@ def test_both_splits_of_a_folder_come_by_one_fetcher(served: Path, tmp_path: Pat
     assert list_left(tmp_path) == []
 
 
+def name_otherwise(served: Path, folder: Path) -> Path:
+    """The two tars and their indexes under other names, which say nothing of ILSVRC."""
+    folder.mkdir()
+    for old, new in ((TRAIN, "birds.tar"), (VAL, "birds_val.tar")):
+        for suffix in ("", ".index"):
+            shutil.copy(served / (old + suffix), folder / (new + suffix))
+    return folder
+
+
+@pytest.mark.parametrize("stream", ["always", "never"])
+def test_two_urls_are_the_two_splits_in_either_order(
+    served: Path, tmp_path: Path, stream: Any
+) -> None:
+    own = name_otherwise(served, tmp_path / "own")
+    local = {split: open_images(served, split, decode=DECODE) for split in ("train", "val")}
+    where: dict[str, Any] = {"data_dir": tmp_path / "data", "stream": stream}
+    with serving_folder(own) as (url, _):
+        train_url, val_url = f"{url}/birds.tar", f"{url}/birds_val.tar"
+        val = open_images(f"{val_url},{train_url}", "val", decode=DECODE, **where)
+        loader = open_batches(f"{train_url},{val_url}", **where)
+        assert val.targets == local["val"].targets != local["train"].targets
+        assert torch.equal(val[-1][0], local["val"][-1][0])
+        assert take(loader) == take(
+            open_batches(served, order=loader.state_dict()["identity"]["order"])
+        )
+        assert len(list_left(tmp_path)) == (stream == "always")  # one fetcher for both
+        val.close()
+        loader.close()
+        if stream == "never":  # all is here: the next start finds it without a question
+            assert open_images(f"{train_url},{val_url}", "val", **where).targets == val.targets
+    assert list_left(tmp_path) == []
+
+
+def test_two_urls_of_one_split_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\.tar, b\.tar: give one URL, or those of") as told:
+        open_images("http://localhost:1/a.tar,http://localhost:1/b.tar", data_dir=tmp_path)
+    assert "\n" not in str(told.value)
+
+
 # --- its end ----------------------------------------------------------------------------------
 
 
@@ -174,7 +212,7 @@ def test_a_fetch_that_is_given_up_is_the_error_of_the_loop(
 
     with serving_folder(served, misbehave) as (url, _):
         with monkeypatch.context() as patch:
-            patch.setattr("train.loop_stream.GIVE_UP_S", 1.0)
+            patch.setattr("train.stream.loop_stream.GIVE_UP_S", 1.0)
             loader = open_batches(f"{url}/{TRAIN}", data_dir=tmp_path)
             is_down.set()
             with pytest.raises(PassingError, match="503"):
@@ -194,7 +232,8 @@ def test_a_url_without_an_index_is_fetched_whole_or_refused(
     bare = shutil.copytree(served, tmp_path / "bare", ignore=shutil.ignore_patterns("*.index"))
     caplog.set_level("INFO", "trainyard")
     with serving_folder(bare) as (url, _):
-        command = f"to stream it, run: python scripts/index_tar.py --checksums {url}/{TRAIN}"
+        make = "to stream it, run: python scripts/index_tar.py --checksums"
+        command = f"{make} --index-dir {tmp_path / 'a'} {url}/{TRAIN}"
         with pytest.raises(UserError, match="stream='always': it cannot be streamed") as raised:
             open_batches(f"{url}/{TRAIN}", data_dir=tmp_path / "a", stream="always")
         assert command in str(raised.value) and "\n" not in str(raised.value)

@@ -26,6 +26,8 @@ from train.recipe import resolve_recipe
 from train.records.phases import PhaseClock, summarise_phases
 from train.step import Placement, Trainer
 
+pytestmark = pytest.mark.training
+
 WORLDS = [64, 128]
 NUM_TRAIN, NUM_VAL = 1_281_167, 50_000
 CLASSES, PIXELS, STEPS = 5, 6, 3
@@ -167,7 +169,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_one_thread")
-@pytest.mark.parametrize("world", [pytest.param(64, marks=pytest.mark.soak), 128])
+@pytest.mark.parametrize("world", [32, pytest.param(128, marks=pytest.mark.soak)])
 def test_many_ranks_train_vote_validate_and_count_as_one_does(world: int) -> None:
     (alone,) = thread_ranks.run(1, partial(train_and_validate, world))
     ranks = thread_ranks.run(world, partial(train_and_validate, world))

@@ -80,7 +80,8 @@ def refuse_changes(
     """Raises for a checkpoint of another run, unless --force is given."""
     automatic = {"precision": cfg.precision, "decoder": cfg.decoder}
     chosen_here = {name for name, wanted in automatic.items() if wanted == "auto"}
-    old, new = {"order": "uniform"} | state["identity"], identity  # before --order, all were
+    # Before --order all runs were uniform, and before lanes a streamed one had a single lane.
+    old, new = ({"order": "uniform", "lanes": 1} | d for d in (state["identity"], identity))
     moved = checkpoint.describe_changes(*({k: d.get(k) for k in chosen_here} for d in (old, new)))
     if moved:  # a grid gives the next attempt another kind of machine
         log.warning("this machine differs from the one before (%s); continuing", moved)

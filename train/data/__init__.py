@@ -7,6 +7,7 @@ unit_source     the images of a tar of which only some units are here
 splits          a data set: its training and validation images
 sampler         which images make up global step k
 val_share       validation images held out of the training set
+lanes           the set dealt out to nodes with disks of their own
 streamed_order  an order of images that can be streamed from a tar
 sample_order    the order of a run: uniform or streamed
 tar_layout      where samples lie in their tar, by its index

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,41 +54,53 @@ def open_units(index: TarIndex, place: Path, meter: NetworkMeter) -> UnitSource:
 def lower_to_disk(limit: int, tar: Path, val: Path | None) -> int:
     """The limit, or what the disk has room for if that is less."""
     held = [*find_unit_folder(tar).glob("*"), *([val, part_path(val)] if val else [])]
-    room = sum(file.stat().st_size for file in held if file.exists())
+    # A part that is still coming has its whole length, but not yet the bytes.
+    found = [file.stat() for file in held if file.exists()]
+    room = sum(min(one.st_size, 512 * one.st_blocks) for one in found)
     room += shutil.disk_usage(tar.parent).free - SPARE_BYTES
-    if room < limit:
-        log.warning("--cache-limit: the disk has room for %.2f GB only", room / 1e9)
     return min(limit, room)
 
 
 def divide_limit(limit: int, val: int, needs: UnitNeeds, connections: int) -> CacheShare:
-    """How the limit is divided; raises for one that is too small for the order."""
-    if needs.run.order.layout is None:
+    """How a limit is divided, if there is one; raises for an order that a limit is not for."""
+    if limit and needs.run.order.layout is None:
         raise UserError(
             "--cache-limit takes --order streamed: a uniform order uses all of the tar at any time "
             "(a checkpoint keeps its order; without --cache-limit it can be continued)"
         )
     plans = [needs.plan(number) for number in range(min(2, needs.num_epochs))]
-    share = share_cache(limit, val, needs.units, plans, connections)
-    if limit < share.least:
+    is_part = needs.run.slots is not None
+    return share_cache(limit, val, needs.units, plans, connections, is_part)
+
+
+def check_limit(share: CacheShare, is_given: bool) -> None:
+    """Raises for a limit, or a disk where no limit is given, that is too small for the order."""
+    if share.limit < share.least:
         least_gb = math.ceil(share.least / 1e6) / 1e3
+        what, fix = "room on the disk", "free"
+        if is_given:
+            what, fix = "--cache-limit", "give"
         raise UserError(
-            f"--cache-limit: {limit / 1e9:.3f} GB are too little for this order, which has up to "
-            f"{share.in_use / 1e9:.3f} GB in use, {share.in_flight / 1e9:.3f} GB on their way, and "
-            f"{share.val / 1e9:.3f} GB of validation; give {least_gb:.3f}GB or more"
+            f"{what}: {share.limit / 1e9:.3f} GB are too little for this order, which has "
+            f"up to {share.in_use / 1e9:.3f} GB in use, {share.in_flight / 1e9:.3f} GB on their "
+            f"way, and {share.val / 1e9:.3f} GB of validation; {fix} {least_gb:.3f}GB or more"
         )
-    return share
 
 
 def open_cache(
     limit: int, train: UnitSource, val: ValTar | None, steps: RunSteps, folder: Path
 ) -> BoundedCache:
-    """The cache of a run; its plans go into the folder."""
+    """The cache of a run; its plans go into the folder. A limit of 0: as much as the disk holds."""
     needs = UnitNeeds(steps, cut_as_summed(train.index))
-    limit = lower_to_disk(limit, train.index.tar, val.path if val else None)
     share = divide_limit(limit, val.size if val else 0, needs, StreamSpec.connections)
-    cache = BoundedCache(share, needs, train, folder)
-    cache.tell_start()
+    room = lower_to_disk(share.limit, train.index.tar, val.path if val else None)
+    if room < (limit or share.least + share.used):
+        log.warning("the disk has room for %.2f GB only", room / 1e9)
+    share = replace(share, limit=room)
+    check_limit(share, is_given=bool(limit))
+    cache = BoundedCache(share, needs, train, folder, is_limited=bool(limit or share.later))
+    if cache.is_limited:
+        cache.tell_start()
     return cache
 
 
@@ -95,8 +108,15 @@ class BoundedCache:
     """The cache of a run, as its first rank sees it."""
 
     def __init__(
-        self, share: CacheShare, needs: UnitNeeds, source: UnitSource, plans: Path
+        self,
+        share: CacheShare,
+        needs: UnitNeeds,
+        source: UnitSource,
+        plans: Path,
+        *,
+        is_limited: bool = True,  # False: all that this node uses is kept
     ) -> None:
+        self.is_limited = is_limited
         self.share, self._needs, self._source, self._folder = share, needs, source, plans
         self._plans: list[EpochPlan] = []
         self._write_until(2)
@@ -132,21 +152,22 @@ class BoundedCache:
         """One line: the limit, what is kept, and what later epochs fetch."""
         share = self.share
         log.info(
-            "cache limit %.2f GB: %.2f GB in use at a time, %.0f %% of the tar kept for good; each "
+            "cache limit %.2f GB: %.2f GB in use at a time, %.0f %% of %s kept for good; each "
             "later epoch fetches %.2f GB",
             share.limit / 1e9,
             (share.in_use + share.in_flight) / 1e9,
-            100 * share.keep / share.total,
+            100 * min(share.keep, share.used) / max(1, share.used),
+            "the tar" if share.used == share.total else "its share of the tar",
             share.later / 1e9,
         )
 
     def describe(self) -> dict[str, Any]:
         """For the record of this attempt."""
-        tally = self._source.arrivals.tally
-        return {
-            "cache_limit": self.share.limit,
-            "cache_least": self.share.least,
-            "cache_kept": self.share.keep,
-            "bytes_refetched": tally.refetched,
-            "bytes_replaced": tally.replaced,
+        tally, share = self._source.arrivals.tally, self.share
+        limit = {
+            "cache_limit": share.limit,
+            "cache_least": share.least,
+            "cache_kept": min(share.keep, share.used),
         }
+        costs = {"bytes_refetched": tally.refetched, "bytes_replaced": tally.replaced}
+        return (limit if self.is_limited else {}) | costs

@@ -119,6 +119,8 @@ Decoder = PilDecoder | KernelDecoder
 
 def choose_decoder(wanted: str) -> Decoder:
     """The decoder by name; auto is the kernel where it was built."""
+    if wanted not in ("auto", "kernel", "pil"):
+        raise UserError(f"decoder {wanted!r} is none of 'auto', 'kernel' and 'pil'")
     kernel = None if wanted == "pil" else load_kernel()
     if kernel is not None:
         return KernelDecoder(kernel)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import os
 import signal
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any
 
 import torch
@@ -127,7 +133,57 @@ def _start_processes(images: Images, items: Iterable[Item], num_workers: int) ->
         worker_init_fn=_init_worker,
         multiprocessing_context="fork",
     )
-    return iter(loader)
+    before = set(active_children())
+    batches = iter(loader)
+    _raise_once()
+    _kill_at_exit(set(active_children()) - before)
+    return batches
+
+
+def _kill_at_exit(workers: Collection[BaseProcess]) -> None:
+    """Ends workers that are still at work when the program ends, as in a loop that was left early.
+
+    Python's own way, SIGTERM and then waiting for them, would wait for ever: they ignore it.
+    """
+    owner = os.getpid()
+
+    def kill() -> None:
+        if os.getpid() != owner:  # in a fork of it
+            return
+        alive = [worker for worker in workers if worker in active_children()]
+        if alive and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would tell of their deaths
+        for worker in alive:
+            worker.kill()
+
+    atexit.register(kill)
+
+
+def _raise_once() -> None:
+    """Lets torch tell of a dead worker once.
+
+    Its handler raises at each SIGCHLD from then on: for a second worker, or any other child, in
+    whatever line the main thread is, which may be one that ends the run in good order.
+    """
+    tell = signal.getsignal(signal.SIGCHLD)
+    if not callable(tell) or isinstance(tell, _Once):
+        return
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, _Once(tell))
+
+
+class _Once:
+    """A handler of a signal that is out of use after its first error."""
+
+    def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
+        self._tell = tell
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._tell(number, frame)
+        except RuntimeError:
+            signal.signal(number, signal.SIG_DFL)
+            raise
 
 
 def _take(batches: Iterator[Batch]) -> Iterator[Batch]:

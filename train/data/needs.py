@@ -58,4 +58,4 @@ def count_first_steps(order: SampleOrder, num_samples: int, batch_size: int, ste
     """The steps of the first window, or to the end of the epoch: then validation is needed."""
     per_epoch = num_samples // batch_size
     window = order.window if order.layout is not None else num_samples
-    return min(-(-window // batch_size), per_epoch - step % per_epoch)
+    return min(-(-window * order.lanes // batch_size), per_epoch - step % per_epoch)

@@ -9,10 +9,12 @@ through train/data/readers.py, so that it can be named.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import torch
@@ -27,6 +29,23 @@ WARN_S = 10.0  # the first warning about a read; then each time that it has take
 GIVE_UP_S = 5.0  # of waiting after a stop was asked for: SLURM kills after 30 s
 
 Stop = Callable[[], Vote]
+
+
+# The threads of loops that go on or have just been left, and how each is told to end.
+_threads: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[bool]]
+_threads = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Lets the threads end before the interpreter does.
+
+    One that is inside torch when Python takes its threads down would abort the whole process.
+    """
+    deadline_s = time.monotonic() + GIVE_UP_S
+    for thread, asked in list(_threads.items()):
+        asked.put(False)
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 class Stranded(Exception):
@@ -49,7 +68,9 @@ class PatientBatches(Iterator[Batch]):
         self._warn_at_s = WARN_S
         args = (batches, self._asked, self._given, device)
         # A daemon: the interpreter must not wait for a thread that hangs.
-        threading.Thread(target=_hand_out, args=args, name="batches", daemon=True).start()
+        thread = threading.Thread(target=_hand_out, args=args, name="batches", daemon=True)
+        _threads[thread] = self._asked
+        thread.start()
 
     def __next__(self) -> Batch:
         self._asked.put(True)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dataset.errors import UserError
+from dataset.words import count
 from train.data import streamed_order as streamed
 from train.data.sampler import Int64s, epoch_order
 from train.data.streamed_order import Layout
@@ -22,6 +24,8 @@ class SampleOrder:
     layout: Layout | None = None  # None: uniform
     window: int = 0
     units: str = ""  # the digest of the cuts
+    lanes: int = 1
+    batch_size: int = 1  # of which each lane has its slots
 
     @property
     def name(self) -> str:
@@ -32,14 +36,17 @@ class SampleOrder:
         """What must be the same for a run to go on in this order."""
         if self.layout is None:
             return {"order": self.name}
-        return {"order": self.name, "units": self.units, "window": self.window}
+        lanes = {"lanes": self.lanes} if self.lanes > 1 else {}  # as before there were any
+        return {"order": self.name, "units": self.units, "window": self.window} | lanes
 
     def permute(self, seed: int, epoch: int, num_samples: int) -> Int64s:
         """The permutation of an epoch."""
         if self.layout is None:
             return epoch_order(seed, epoch, num_samples)
         assert len(self.layout) == num_samples, (len(self.layout), num_samples)
-        return streamed.streamed_order(seed, epoch, self.layout, self.window)
+        return streamed.streamed_order(
+            seed, epoch, self.layout, self.window, self.lanes, self.batch_size
+        )
 
     def candidates(self, index: int, num_samples: int) -> Iterator[int]:
         """A sample, then all others in the order in which they replace it if it cannot be decoded.
@@ -63,9 +70,11 @@ class SampleOrder:
         """The order for the log, with its window."""
         if self.layout is None:
             return self.name
-        num, units = len(self.layout), len(self.layout.group)
-        width = "all" if self.window >= num else f"a window of {self.window:,}"
-        return f"{self.name}, {width} of {num:,} images, {units:,} units ({self.units[:12]})"
+        num, num_units = len(self.layout), len(self.layout.group)
+        units = f"{num_units:,} unit{'s' * (num_units != 1)}"
+        width = "all" if self.window * self.lanes >= num else f"a window of {self.window:,}"
+        lanes = f" in each of {self.lanes} lanes" if self.lanes > 1 else ""
+        return f"{self.name}, {width}{lanes} of {num:,} images, {units} ({self.units[:12]})"
 
     def note_narrow(self, batch_size: int) -> str:
         """Why little of a transfer can be hidden behind this order; mostly an empty string."""
@@ -78,6 +87,14 @@ class SampleOrder:
         )
 
 
-def order_along(layout: Layout, units: str, batch_size: int, window: int | None) -> SampleOrder:
+def order_along(
+    layout: Layout, units: str, batch_size: int, window: int | None, lanes: int = 1
+) -> SampleOrder:
     """The streamed order of a layout; a run that goes on keeps its window."""
-    return SampleOrder(layout, window or streamed.choose_window(layout, batch_size), units)
+    if batch_size % lanes:
+        raise UserError(
+            f"--batch-size {batch_size} cannot be cut into {count(lanes, 'lane')}; use a multiple "
+            f"of {lanes}, or name other lanes for a new run: --order streamed:N"
+        )
+    window = window or streamed.choose_window(layout, batch_size, lanes)
+    return SampleOrder(layout, window, units, lanes, batch_size if lanes > 1 else 1)

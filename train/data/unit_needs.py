@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dataset.archive.units import EMPTY, Units
 from dataset.stream.spec import NEVER
@@ -23,6 +24,7 @@ class RunSteps:
     batch_size: int
     step: int
     total: int
+    slots: npt.NDArray[np.bool_] | None = None  # of a batch, that this node uses; None: all
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class UnitNeeds:
         samples = run.order.permute(run.seed, epoch, len(self.units.unit))
         steps = np.arange(per_epoch * run.batch_size) // run.batch_size + epoch * per_epoch
         is_left = (steps >= run.step) & (steps < run.total)
+        if run.slots is not None:
+            is_left &= np.tile(run.slots, per_epoch)
         steps, unit = steps[is_left] - run.step, self.units.unit[samples[: len(is_left)][is_left]]
         first = np.full(len(self.units), NEVER, np.int64)
         last = np.full(len(self.units), -1, np.int64)
@@ -68,6 +72,7 @@ class CacheShare:
     in_use: int  # the most that is used at one step
     in_flight: int
     total: int  # of all units with images
+    used: int  # of those that this node uses in the next epochs
 
     @property
     def least(self) -> int:
@@ -82,17 +87,25 @@ class CacheShare:
     @property
     def later(self) -> int:
         """What each later epoch fetches."""
-        return self.total - self.keep
+        return max(0, self.used - self.keep)
 
 
 def share_cache(
-    limit: int, val: int, units: Units, plans: list[EpochPlan], connections: int
+    limit: int, val: int, units: Units, plans: list[EpochPlan], connections: int, is_part: bool
 ) -> CacheShare:
-    """How a limit is divided, by the plans of the next epochs."""
+    """How a limit is divided, by the plans of the next epochs; 0: all that is used is kept.
+
+    is_part: some units are used on other nodes alone.
+    """
     num_bytes = units.num_bytes
     has_images = units.group != EMPTY
     in_use = max((plan.find_peak(num_bytes) for plan in plans), default=0)
     largest_first = np.sort(num_bytes[has_images])[::-1]
     in_flight = int(largest_first[: UNITS_A_CONNECTION * connections].sum())
     total = int(num_bytes[has_images].sum())
-    return CacheShare(limit, val, in_use, min(in_flight, total - in_use), total)
+    is_used = np.any([plan.last >= 0 for plan in plans], axis=0) if is_part else has_images
+    used = int(num_bytes[is_used].sum())
+    in_flight = min(in_flight, used - in_use)
+    return CacheShare(
+        limit or val + in_use + in_flight + total, val, in_use, in_flight, total, used
+    )

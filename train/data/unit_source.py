@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -33,14 +34,19 @@ class UnitSource(StreamSource):
         self._folder = folder
         self._first_image_at = self.proofs[1]  # of each class that a header tells
         self._labels = np.unique(index.label)[: len(self._first_image_at)]
+        self._is_left = np.ones(len(self._labels), bool)  # to be proven on this node
 
     def list_unproven(self) -> list[str]:
         """The classes whose class tar has not come; the fetcher looks at it when it comes."""
         return [self.index.classes[label] for label in self._labels[self._find_unproven()]]
 
+    def prove_only(self, classes: Collection[str]) -> None:
+        """The other classes are proven on other nodes."""
+        self._is_left = np.array([self.index.classes[label] in classes for label in self._labels])
+
     def _find_unproven(self) -> npt.NDArray[np.intp]:
         units = find_unit(self.arrivals.bounds, self._first_image_at)
-        return np.flatnonzero(self.arrivals.seen[units] == 0)
+        return np.flatnonzero((self.arrivals.seen[units] == 0) & self._is_left)
 
     def ask_for_proofs(self) -> None:
         """Asks for some units that prove a class, which the training has not used."""

@@ -11,5 +11,7 @@ rendezvous        how the ranks find each other
 interfaces        which network device they talk over
 watch             who is missing when the ranks stand still
 comm              the collectives, and who failed
+nodes             which ranks are on which node
+rank_log          what a rank prints
 interrupt         signals: the ranks agree on the step; a second Ctrl-C
 """

@@ -42,6 +42,7 @@ class Launch:
     local_world_size: int = 1
     num_nodes: int = 1
     node_rank: int = 0
+    is_node_told: bool = False  # by the launcher; else node_rank is a guess
     master_host: str | None = None  # None: all ranks are on this machine
     ports: tuple[int, ...] = ()  # empty: the launcher itself runs the rendezvous (torchrun)
     token: str = ""  # distinguishes this job's rendezvous from another job's
@@ -107,6 +108,7 @@ def _from_rank_variables(env: Mapping[str, str]) -> Launch:
         local_world_size=local_size,
         num_nodes=num_nodes,
         node_rank=read_whole(env, "GROUP_RANK", rank // local_size if num_nodes > 1 else 0),
+        is_node_told="GROUP_RANK" in env,
         master_host=env.get("MASTER_ADDR"),
         token=name_start(env),
         job=find_job(env),
@@ -241,6 +243,7 @@ def _from_slurm_step(env: Mapping[str, str]) -> Launch:
         local_world_size=local_size,
         num_nodes=num_nodes,
         node_rank=node_rank,
+        is_node_told=True,
         master_host=master,
         ports=read_ports(env, token) if size > 1 else (),
         token=token,

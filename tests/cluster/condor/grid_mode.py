@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from tests.cluster.condor.jobs import Job
+from tests.cluster.condor.jobs import PATIENCE_S, Job
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = "-a resnet18 -b 4 --image-size 32 -j 0 -p 1"
@@ -76,19 +76,31 @@ def read_errors(job: Job) -> str:
     return (job.folder / f"results.{job.cluster}.0.err").read_text()
 
 
-def peek_output(condor: ModuleType, job: Job) -> str:
-    """What a running job has said so far in its sandbox."""
+def find_sandbox(condor: ModuleType, job: Job) -> Path | None:
+    """Where a job runs, or ran last, as seen from outside the pool; None before its start."""
     starts = [event for event in job.events() if event.type.name == "EXECUTE"]
     if not starts:
-        return ""
+        return None
     sandbox = str(starts[-1]["ExecuteProps"]["CondorScratchDir"]).lstrip("/")
+    return Path(condor.ROOT / sandbox)
+
+
+def peek_output(condor: ModuleType, job: Job) -> str:
+    """What a running job has said so far in its sandbox."""
+    sandbox = find_sandbox(condor, job)
     try:
-        return Path(condor.ROOT / sandbox / "_condor_stdout").read_text()
+        return (sandbox / "_condor_stdout").read_text() if sandbox else ""
     except OSError:  # it has left that sandbox
         return ""
 
 
-def wait_until(look: Callable[[], T], what: str, timeout_s: float = 300.0) -> T:
+def is_over(job: Job) -> bool:
+    """Whether a job has ended or is on hold: it will say nothing more."""
+    names = [event.type.name for event in job.events()]
+    return "JOB_TERMINATED" in names or names.count("JOB_HELD") > names.count("JOB_RELEASED")
+
+
+def wait_until(look: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
     """The first true answer; a job may wait long for one of the two GPUs."""
     deadline_s = time.monotonic() + timeout_s
     while not (answer := look()):
@@ -102,7 +114,10 @@ def wait_for_step(condor: ModuleType, job: Job, after: str = "step") -> None:
 
     def look() -> bool:
         said = peek_output(condor, job).partition(after)[2]
-        return len(re.findall(r" step \d+/", said)) >= 3
+        if len(re.findall(r" step \d+/", said)) >= 3:
+            return True
+        assert not is_over(job), f"job {job.cluster} was over before its third step:\n{said}"
+        return False
 
     wait_until(look, f"third step of job {job.cluster} after {after!r}")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Run = Callable[..., str]
+PATIENCE_S = 600.0  # a limit for what hangs, not for what a busy machine makes slow
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,13 @@ class Job:
         """The events so far, as htcondor2.JobEvent, a torn last one left out."""
         return [event for event in read_events(self.log) if event.cluster == self.cluster]
 
-    def wait_for(self, name: str, count: int = 1, proc: int = 0, timeout_s: float = 60.0) -> Any:
+    def wait_for(
+        self, name: str, count: int = 1, proc: int = 0, timeout_s: float = PATIENCE_S
+    ) -> Any:
         """The count-th event of that name: EXECUTE, JOB_HELD ... (htcondor2.JobEventType)."""
         return self._wait_for(name, count, proc, timeout_s, may_be_held=True)
 
-    def wait(self, proc: int = 0, timeout_s: float = 60.0, may_be_held: bool = False) -> int:
+    def wait(self, proc: int = 0, timeout_s: float = PATIENCE_S, may_be_held: bool = False) -> int:
         """The exit code of a job that ended by itself (minus the signal that killed it).
 
         A job that goes on hold meanwhile is an error at once, unless something will release it.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.cluster import lifetime, ports
 from tests.cluster.condor import inside
+from tests.cluster.condor.jobs import PATIENCE_S
 from tests.cluster.condor.layout import (
     CONFIG,
     FIND_GPUS,
@@ -78,7 +79,7 @@ def _lay_out(cached: Path) -> None:
     os.chown(WORK, USER_ID, USER_ID)
 
 
-def _wait_until_answering(process: subprocess.Popen[bytes], patience_s: float = 60.0) -> None:
+def _wait_until_answering(process: subprocess.Popen[bytes], patience_s: float = 120.0) -> None:
     deadline_s = time.monotonic() + patience_s
     while not answers():
         if time.monotonic() > deadline_s or process.poll() is not None:
@@ -114,7 +115,9 @@ def answers() -> bool:
     return set(kinds) >= _DAEMONS and kinds.count("Machine") >= 2
 
 
-def run(command: str, cwd: Path | None = None, check: bool = True, timeout_s: float = 60.0) -> str:
+def run(
+    command: str, cwd: Path | None = None, check: bool = True, timeout_s: float = PATIENCE_S
+) -> str:
     """The output of a shell command that the pool's ordinary user runs in the pool."""
     done = subprocess.run(
         enter(f"cd {cwd or WORK} && {command}"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.cluster import lifetime
 from tests.cluster.condor import pool
-from tests.cluster.condor.jobs import Job, describe
+from tests.cluster.condor.jobs import PATIENCE_S, Job, describe
 from tests.cluster.condor.layout import BIG, HOME, PORT, PROJECT, ROOT, SMALL, WORK
 from tests.cluster.condor.pool import enter, find_processes, run
 from tests.cluster.condor.root import USER, USER_ID, find_or_build_root
@@ -121,7 +121,7 @@ def submit_file(folder: Path, name: str, arguments: str = "", log: str = "job.lo
     return Job(int(found[1]), folder, folder / log, run)
 
 
-def configure(text: str, timeout_s: float = 30.0) -> None:
+def configure(text: str, timeout_s: float = PATIENCE_S) -> None:
     """Puts settings above the pool's own; returns when its daemons have them ("": none more)."""
     seen = secrets.token_hex(4)
     settings = ROOT / "etc/condor/config.d/zz-tests.conf"

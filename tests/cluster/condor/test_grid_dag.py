@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.condor.grid_mode import ROOT, TINY
 from tests.cluster.condor.jobs import Job
 
-pytestmark = [pytest.mark.condor, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.condor, pytest.mark.timeout(900)]
 # In place of PYTHON: the job with seed 1 fails at its first try, the one with seed 2 until `fixed`.
 FLAKY = """#!/bin/bash
 if [[ "$*" == "-m train "* ]]; then
@@ -50,7 +50,7 @@ def run_dag(condor: ModuleType, study: Path) -> int:
     found = re.search(r"submitted to cluster (\d+)", answer)
     assert found is not None, answer
     dagman = Job(int(found[1]), study, study / "study.dag.dagman.log", condor.run)
-    return dagman.wait(timeout_s=240)
+    return dagman.wait()
 
 
 def count_outcomes(study: Path) -> Counter[str]:

@@ -80,7 +80,7 @@ def test_a_path_that_does_not_exist_is_held_and_not_released(
         assert held["HoldReasonCode"] == 13
         assert "will not be tried again" in held["HoldReason"]
         assert "does not exist" in held["HoldReason"]
-        passing.wait_for("JOB_RELEASED", timeout_s=200.0)
+        passing.wait_for("JOB_RELEASED")
         assert wrong.attribute("NumHolds") == "1"
         assert wrong.attribute("JobStatus") == "5"
     for job in (wrong, passing):

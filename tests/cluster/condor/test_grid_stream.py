@@ -26,7 +26,7 @@ from tests.cluster.condor.grid_mode import (
 )
 from train.records.record import read_lines
 
-pytestmark = [pytest.mark.condor, pytest.mark.osdf, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.condor, pytest.mark.osdf, pytest.mark.timeout(900)]
 FLAGS = f"{SLOW} --threads 1"
 MODEL = "resnet18_2_classes.pt"
 
@@ -61,7 +61,7 @@ def test_a_streamed_job_that_is_vacated_goes_on_as_if_nothing_was(
     )  # fmt: skip
     wait_for_step(condor, job)
     job.act("vacate_job")
-    assert job.wait(timeout_s=300) == 0, read_output(job)
+    assert job.wait() == 0, read_output(job)
 
     said = read_output(job)
     (stopped,) = re.findall(r"SIGTERM: stopped at step (\d+) of 24 with a checkpoint", said)

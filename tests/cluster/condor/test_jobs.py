@@ -18,8 +18,12 @@ from tests.cluster.osdf.control import FaultHandle
 from tests.cluster.osdf.rules import Fault
 
 # The first of these tests waits for the pool's root to be built where there is none.
-pytestmark = [pytest.mark.condor, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.condor, pytest.mark.timeout(900)]
 SLEEP = "executable = /bin/sleep\ntransfer_executable = false\n"
+# A job that runs until a file is there: one that sleeps for a second can end, on a busy machine,
+# before its test has read of its start.
+GATED = "executable = gated.sh\narguments = {gate}\n"
+SCRIPT = {"gated.sh": "#!/bin/sh\nuntil [ -e $1 ]; do sleep 0.1; done\n"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,7 +86,8 @@ def late(condor: ModuleType, osdf: ModuleType) -> tuple[Job, FaultHandle]:
 
 
 def test_eviction_hold_and_release_are_in_the_event_log(condor: ModuleType) -> None:
-    job = condor.submit(f"{SLEEP}arguments = 1\n")
+    gate = condor.make_folder() / "open"
+    job = condor.submit(GATED.format(gate=gate), SCRIPT)
     job.wait_for("EXECUTE")
     job.act("vacate_job")
     job.wait_for("JOB_EVICTED")
@@ -90,6 +95,7 @@ def test_eviction_hold_and_release_are_in_the_event_log(condor: ModuleType) -> N
     job.act("hold")
     held = job.wait_for("JOB_HELD")
     assert held["HoldReasonCode"] == 1
+    gate.touch()
     job.act("release")
     job.wait_for("JOB_RELEASED")
     assert job.wait() == 0
@@ -103,13 +109,17 @@ def test_small_slot_takes_what_fits_and_a_killed_starter_is_survived(condor: Mod
     wanted = f'requirements = GLIDEIN_ResourceName == "{condor.SMALL}"\n'
     large = condor.submit(f"{SLEEP}arguments = 0\n{wanted}request_memory = 4000\n")
     attributes = "ulog_execute_attrs = GLIDEIN_ResourceName\n"
-    small = condor.submit(f"{SLEEP}arguments = 1\n{wanted}request_memory = 100\n{attributes}")
+    gate = condor.make_folder() / "open"
+    small = condor.submit(
+        f"{GATED.format(gate=gate)}{wanted}request_memory = 100\n{attributes}", SCRIPT
+    )
     execute = small.wait_for("EXECUTE")
     assert execute["ExecuteProps"]["GLIDEIN_ResourceName"] == condor.SMALL
     (starter,) = condor.find_processes("condor_starter", slot="slot2")
     os.kill(starter, 9)
     small.wait_for("JOB_RECONNECT_FAILED")
     small.wait_for("EXECUTE", count=2)
+    gate.touch()
     assert small.wait() == 0
     assert large.attribute("JobStatus") == "1"  # idle: submitted first, and the slot was free
     large.act("rm")
@@ -173,14 +183,14 @@ def test_job_over_its_duration_limit_is_held_with_code_47(limited: Job) -> None:
 
 
 def test_dag_runs_its_nodes_in_order(condor: ModuleType, dag_folder: Path) -> None:
-    condor.run("condor_wait -wait 60 test.dag.dagman.log", cwd=dag_folder, timeout_s=70)
+    condor.run("condor_wait -wait 300 test.dag.dagman.log", cwd=dag_folder)
     finished = [(dag_folder / f"out.{node}").stat().st_mtime_ns for node in "ab"]
     assert finished == sorted(finished)
     assert not list(dag_folder.glob("*.rescue*"))
 
 
 def test_job_trains_two_steps_and_brings_back_its_record(condor: ModuleType, training: Job) -> None:
-    code = training.wait(timeout_s=110)
+    code = training.wait()
     assert code == 0, (training.folder / "err.txt").read_text()[-3000:]
     record = json.loads((training.folder / "run.json").read_text())
     assert (record["status"], record["exit_code"]) == ("done", 0)
@@ -190,7 +200,7 @@ def test_job_trains_two_steps_and_brings_back_its_record(condor: ModuleType, tra
 
 
 def test_doctor_is_right_in_a_slot(training: Job) -> None:
-    training.wait(timeout_s=110)
+    training.wait()
     doctor = json.loads((training.folder / "doctor.json").read_text())
     assert (doctor["launch"]["launcher"], doctor["launch"]["world_size"]) == ("condor", 1)
     (gpus,) = [finding for finding in doctor["findings"] if finding["topic"] == "GPUs"]

@@ -213,6 +213,9 @@ class FaultyHandler(BaseHTTPRequestHandler):
             self.connection.sendall(buffer[:got])
             num_bytes -= got
             pause_s = pace.pause_s(got)
+            if num_bytes == 0:  # a client that has it all may ask for more while the link is busy
+                time.sleep(max(0.0, pause_s))
+                return True
             went_on = pause_s <= 0 or self.wait(pause_s, over)
             if not went_on and (over is None or not over.is_set()):
                 return False  # the client left

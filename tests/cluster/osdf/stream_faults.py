@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.stream_data import StreamSet, read_samples
-from benchmarks.stream_verdict import FETCHER, SILENT, STREAM
+from benchmarks.stream_promises import FETCHER, SILENT, STREAM
 from dataset.names import INDEX_SUFFIX, TRAIN_TAR
 from dataset.stream.arrivals import Arrivals
 from tests.cluster.osdf import service, stream_ways
@@ -37,6 +37,7 @@ KILL_AT = 8  # steps of 20
 TIMED = StreamSet(20, 80, 200_000_000)
 TIMED_BATCH, TIMED_RATE, TIMED_STEP_S, TIMED_RTT_S = 32, 25e6, 0.08, 0.02
 SHARE_HERE = 0.4  # of the tar, when a fault begins
+WINDOWS = 10  # of the order, in one set
 POLL_S = 0.02
 
 
@@ -45,7 +46,7 @@ def check_right(name: str, work: Path, python: Path) -> dict[str, str]:
     SMALL.make()
     served = Served(SMALL.folder, [TRAIN_TAR, TRAIN_TAR + INDEX_SUFFIX])
     run = Run(SMALL, served.paths[0], work / "small", SMALL_BATCH, SMALL_STEP_S, epochs=1)
-    run = replace(run, window_bytes=1, is_traced=True, python=python)
+    run = replace(run, window_bytes=SMALL.num_bytes // WINDOWS, is_traced=True, python=python)
     try:
         with converted(name, run, work) as (ready, _):
             found = {"flip": try_flip(name, ready), "kill": try_kill(name, ready)}
@@ -101,7 +102,7 @@ def measure_lost(work: Path, rounds: int) -> dict[str, Any]:
     TIMED.make()
     served = Served(TIMED.folder, [TRAIN_TAR, TRAIN_TAR + INDEX_SUFFIX])
     run = Run(TIMED, served.paths[0], work / "timed", TIMED_BATCH, TIMED_STEP_S, epochs=1)
-    run = replace(run, window_bytes=1)
+    run = replace(run, window_bytes=TIMED.num_bytes // WINDOWS)
     cases: dict[str, Callable[[Run, Arrivals], Callable[[], None]]] = {
         "clean": lambda run, arrivals: lambda: None,
         FETCHER: kill_fetcher,

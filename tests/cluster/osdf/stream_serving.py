@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.stream_verdict import MOSAIC, WEBDATASET
+from benchmarks.stream_promises import MOSAIC, WEBDATASET
 from tests.cluster.osdf import service, stream_ways
 from tests.cluster.osdf.stream_ways import Run
 

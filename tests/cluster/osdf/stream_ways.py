@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,15 +18,19 @@ from typing import Any
 
 from benchmarks.stream_data import StreamSet
 from benchmarks.stream_notes import Story, read_story
-from benchmarks.stream_verdict import (
+from benchmarks.stream_promises import (
     CURL,
+    DISK_SHARE,
     FETCH,
     LOCAL,
+    LOCAL_SLOW,
     MOSAIC,
     PELICANFS,
     SHUFFLED,
     SLOW_STEP,
+    SMALL_DISK,
     STREAM,
+    TWO_NODES,
     WEBDATASET,
 )
 from dataset.names import TRAIN_TAR
@@ -71,17 +77,19 @@ class Run:
         return story.epochs_s[epoch] if story.epochs_s else story.ended_s[epoch * self.steps]
 
 
-def trainer(run: Run, data: str, *flags: str) -> list[str]:
-    """Our trainer on a folder or a URL."""
+def trainer(run: Run, data: str, *flags: str, num_ranks: int = 1, rank: int = 0) -> list[str]:
+    """Our trainer on a folder or a URL; of several ranks each has a folder of its own."""
     options: dict[str, Any] = {"notes": str(run.notes), "step_s": run.step_s}
     options |= {"trace": run.is_traced}
     if run.window_bytes is not None:
         options["window_bytes"] = run.window_bytes
     command = [sys.executable, "-m", "benchmarks.stream_train", json.dumps(options), data]
-    command += ["-a", "alexnet", "-b", str(run.batch_size), "--microbatch", str(run.batch_size)]
+    command += ["-a", "alexnet", "-b", str(run.batch_size)]
+    command += ["--microbatch", str(run.batch_size // num_ranks)]
     command += ["--epochs", str(run.epochs), "--image-size", str(PIXELS), "--device", "cpu"]
     command += ["-j", "2", "--threads", "1", "--precision", "fp32"]
-    command += ["--output", str(run.folder / "run"), "--data-dir", str(run.folder / "data")]
+    data_dir = run.folder / ("data" if num_ranks == 1 else f"data{rank}")
+    command += ["--output", str(run.folder / "run"), "--data-dir", str(data_dir)]
     if run.is_traced:
         command += ["--checkpoint-minutes", "1e-9"]
     return [*command, "--federation", service.DIRECTOR_HTTP_URL, *flags]
@@ -100,6 +108,26 @@ def fetch_first(run: Run) -> list[list[str]]:
 
 def stream(run: Run) -> list[list[str]]:
     return [trainer(run, f"osdf://{run.path}", "--stream", "always")]
+
+
+def stream_to_small_disk(run: Run) -> list[list[str]]:
+    limit = int(DISK_SHARE * run.data.tar.stat().st_size)
+    return [trainer(run, f"osdf://{run.path}", "--stream", "always", "--cache-limit", str(limit))]
+
+
+def stream_to_nodes(run: Run) -> list[list[str]]:
+    """Two ranks, each a node of its own: they share the link and nothing else."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = (
+        f"WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
+    )
+    script = ""
+    for rank in range(2):
+        flags = ("--stream", "always")
+        words = trainer(run, f"osdf://{run.path}", *flags, num_ranks=2, rank=rank)
+        script += f"RANK={rank} GROUP_RANK={rank} {shared} {shlex.join(words)} & node{rank}=$!\n"
+    return [["bash", "-c", script + "wait $node0 && wait $node1"]]
 
 
 def read_local(run: Run) -> list[list[str]]:
@@ -131,10 +159,13 @@ WAYS: dict[str, Callable[[Run], list[list[str]]]] = {
     CURL: curl_first,
     FETCH: fetch_first,
     STREAM: stream,
-    SHUFFLED: lambda run: stream(replace(run, window_bytes=None)),
+    LOCAL: read_local,  # beside the row that it is compared with
     SLOW_STEP: stream,
+    LOCAL_SLOW: read_local,
+    SHUFFLED: lambda run: stream(replace(run, window_bytes=None)),
+    SMALL_DISK: stream_to_small_disk,
+    TWO_NODES: stream_to_nodes,
     **{name: peer(way) for name, way in PEERS.items()},
-    LOCAL: read_local,
 }
 
 

@@ -116,7 +116,7 @@ def hurry(stall_s: float = 1.0, missing_s: float = 1.0) -> None:
     """A hook: plan and fetcher give up a silent connection, and a refused object, so soon."""
     for kind in (StreamSpec, Options):
         quick = partial(kind, stall_s=stall_s, missing_s=missing_s)
-        hooks.set_value("train.streaming", kind.__name__, quick)
+        hooks.set_value("train.stream.task", kind.__name__, quick)
 
 
 def find_map(folder: Path) -> Arrivals | None:

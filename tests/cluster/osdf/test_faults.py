@@ -195,7 +195,7 @@ def test_loop_redirects_to_itself(osdf: ModuleType, path: str) -> None:
 
 
 def test_ingress_page_is_not_the_director_and_passes(osdf: ModuleType, path: str) -> None:
-    with osdf.faults(Fault("ingress", server="director", for_s=1.0)):
+    with osdf.faults(Fault("ingress", server="director", for_s=5.0)):
         answer = request(osdf.DIRECTOR_HTTP_URL + path)
         assert (answer.status, answer.headers["server"]) == (404, "nginx")
         assert b"404 Not Found" in answer.content

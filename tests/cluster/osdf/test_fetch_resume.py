@@ -173,7 +173,8 @@ def test_what_a_passing_failure_leaves_is_used_by_the_next_start(
     assert second.exit_code == 0
     assert second.path.read_bytes() == content
     assert second.summary.resumed_bytes == kept
-    assert second.summary.fetched_bytes == len(content) - kept
+    twice = sum(second.summary.bytes_twice.values())  # a busy machine hedges
+    assert second.summary.fetched_bytes == len(content) - kept + twice
 
 
 @pytest.mark.parametrize("new_size", [12 * MIB, 16 * MIB], ids=["other_size", "same_size"])

@@ -14,6 +14,7 @@ import pytest
 
 from dataset.errors import BAD_DATA, DONE
 from dataset.names import INDEX_SUFFIX
+from dataset.transfer.journal import CHUNK
 from tests.cluster.osdf.streamed_runs import (
     STEPS,
     Served,
@@ -23,6 +24,7 @@ from tests.cluster.osdf.streamed_runs import (
     serve_set,
     start_run,
 )
+from tests.dataset.stream.streams import wait_until
 from tests.dataset.tars import TRAIN
 from tests.train import started_ranks as ranks
 from tests.train.outcomes import EVERY_STEP, read_trace
@@ -88,22 +90,33 @@ def survive_kills(
 ) -> None:
     """A run in which so much is killed, each time when more of the tar is here, and then ends.
 
-    A fetcher that is killed alone is replaced within the same start of the run.
+    A fetcher that is killed alone is replaced within the same start of the run. After the last
+    kill, that of both, the servers send only what was missing.
     """
     job: ranks.Job | None = None
+    num_here = 0
     with osdf.wan(path=served.train_path, delay_s=0.01, bytes_per_s=2e6):
         for number in range(num):
             share = 0.9 * (number + chance.random()) / num
             job = job or start_run(served.urls, served, folder, *EVERY_STEP)
-            job = kill_at(job, folder, KILLS[number % len(KILLS)], share)
-    job = job or start_run(served.urls, served, folder, *EVERY_STEP)
-    job.expect(DONE)
+            job, num_here = kill_at(job, folder, KILLS[number % len(KILLS)], share)
+    assert job is None
+    wait_until(lambda: all(e["ended_s"] is not None for e in osdf.traffic(served.train_path)))
+    osdf.forget_traffic(served.train_path)
+    start_run(served.urls, served, folder, *EVERY_STEP).expect(DONE)
     check_same_run(folder, local, served)
     check_each_sample_once(folder)
+    size = (served.folder / TRAIN).stat().st_size
+    stream = read_run(folder / "run")["attempts"][-1]["stream"]
+    missing = size - num_here * CHUNK + stream["bytes_twice"]["hedged"]
+    assert osdf.sent_bytes(served.train_path, "cache*") <= missing + 0.02 * size
 
 
-def kill_at(job: ranks.Job, folder: Path, what: str, share: float) -> ranks.Job | None:
-    """Kills the rank, its fetcher or both when a share of the tar is here; what goes on."""
+def kill_at(job: ranks.Job, folder: Path, what: str, share: float) -> tuple[ranks.Job | None, int]:
+    """Kills the rank, its fetcher or both when a share of the tar is here.
+
+    What goes on, and how many MiB are here.
+    """
 
     def has_share() -> bool:
         found = find_map(folder)
@@ -117,11 +130,11 @@ def kill_at(job: ranks.Job, folder: Path, what: str, share: float) -> ranks.Job 
         os.kill(pid, signal.SIGKILL)
     if what == "fetcher":
         job.wait_for(lambda: found.pid != pid, "the next fetcher")
-        return job
+        return job, int(found.here.sum())
     job.send(signal.SIGKILL)
     assert job.wait() == [-signal.SIGKILL]
     forget_maps(folder)
-    return None
+    return None, int(found.here.sum())
 
 
 def test_twenty_kills_of_rank_and_fetcher_cost_no_sample(

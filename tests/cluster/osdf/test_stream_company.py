@@ -156,6 +156,7 @@ def test_a_token_that_ends_during_the_run_is_read_again(
     new.write_text(osdf.make_token())
     new.replace(token)
     job.expect(DONE)
+    assert "the token expires at" in job.log  # within the hour: said at the start
     check_same_run(tmp_path, local, served)
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from dataset.errors import BAD_DATA, CHECKPOINTED, DONE, TRY_AGAIN
+from dataset.names import INDEX_SUFFIX
 from dataset.own_names import part_path
 from tests.cluster.osdf.fetch_cases import CASES, Case, sources
 from tests.cluster.osdf.fetching import FAST
@@ -129,3 +130,16 @@ def test_an_object_that_is_replaced_during_the_run_ends_it_with_3(
     with osdf.faults(*strike(case, served.train_path)):
         job = stream(served, tmp_path, case).expect(BAD_DATA)
     check_refused(job, tmp_path)
+
+
+@pytest.mark.parametrize("server", ["director", "[co]*"])
+def test_a_passing_fault_does_not_mean_that_there_is_no_index(
+    served: Served, local: Path, osdf: ModuleType, tmp_path: Path, server: str
+) -> None:
+    """Else a job that must stream ends with 2, as if its user had made a mistake."""
+    index = served.train_path + INDEX_SUFFIX
+    case = Case("index", [Fault("status", server=server, path=index, status=502, times=1)])
+    with osdf.faults(*case.faults) as faults:
+        stream(served, tmp_path, case).expect(DONE)
+        assert all(faults.hits())
+    check_same_run(tmp_path, local, served)

@@ -28,7 +28,7 @@ def test_two_ranks_train_from_a_url_and_fetch_it_once(osdf: ModuleType, tmp_path
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["-m", "train", "osdf:///public/train-test", "--federation", osdf.DIRECTOR_HTTP_URL]
     command += ["--data-dir", str(tmp_path / "data"), "--output", str(tmp_path / "run"), *FLAGS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (run["status"], run["images_trained"], run["world_size"]) == ("done", 16, 2)

@@ -76,7 +76,7 @@ def answers(layout: Layout, server: str) -> bool:
         connection.close()
 
 
-def wait_until_answering(layout: Layout, server: str, patience_s: float = 30.0) -> None:
+def wait_until_answering(layout: Layout, server: str, patience_s: float = 120.0) -> None:
     """Returns when the server answers; its log's end is in the error when it does not."""
     deadline_s = time.monotonic() + patience_s
     while not answers(layout, server):

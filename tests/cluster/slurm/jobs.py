@@ -12,6 +12,8 @@ from pathlib import Path
 
 from tests.cluster.slurm.layout import CONF
 
+# A limit for what hangs, not for what a busy machine makes slow.
+PATIENCE_S = 300.0
 # A job of these states has ended; COMPLETING counts as running, its exit code is not final.
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE"}
 # What a launcher above us (a person's own job, torchrun) may have set must not leak into a job.
@@ -31,7 +33,7 @@ def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def run(
     *command: str | Path,
-    timeout_s: float,
+    timeout_s: float = PATIENCE_S,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
@@ -56,7 +58,7 @@ def run(
 
 def srun(
     *args: str | Path,
-    timeout_s: float,
+    timeout_s: float = PATIENCE_S,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
@@ -67,13 +69,13 @@ def srun(
 
 def sbatch(*args: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Job:
     """A submitted job; wait for it with Job.wait()."""
-    done = run("sbatch", "--parsable", *args, timeout_s=30, env=env, cwd=cwd)
+    done = run("sbatch", "--parsable", *args, env=env, cwd=cwd)
     if done.returncode != 0:
         raise RuntimeError(f"sbatch refused {args}: {done.stderr.strip()}")
     return Job(done.stdout.strip())
 
 
-def wait_until(is_true: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+def wait_until(is_true: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Returns when the condition holds; SLURM has no event to wait for, so it polls."""
     deadline_s = time.monotonic() + timeout_s
     while not is_true():
@@ -90,17 +92,17 @@ class Job:
 
     def show(self) -> dict[str, str]:
         """What scontrol says about the job now."""
-        done = run("scontrol", "show", "job", "--oneliner", self.id, timeout_s=30)
+        done = run("scontrol", "show", "job", "--oneliner", self.id)
         return dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
 
     def state(self) -> str:
         return self.show().get("JobState", "UNKNOWN")
 
-    def wait(self, timeout_s: float) -> dict[str, str]:
+    def wait(self, timeout_s: float = PATIENCE_S) -> dict[str, str]:
         """What scontrol says once the job has ended; a job that does not end is cancelled."""
         return self.wait_for(ENDED, timeout_s)
 
-    def wait_for(self, states: set[str], timeout_s: float) -> dict[str, str]:
+    def wait_for(self, states: set[str], timeout_s: float = PATIENCE_S) -> dict[str, str]:
         """What scontrol says once the job is in one of these states."""
         try:
             wait_until(lambda: self.state() in states, f"job {self.id} is {states}", timeout_s)
@@ -110,7 +112,7 @@ class Job:
             raise TimeoutError(f"{error}; it is {shown}; it wrote:\n{self.output()}") from None
         return self.show()
 
-    def await_restart(self, timeout_s: float) -> None:
+    def await_restart(self, timeout_s: float = PATIENCE_S) -> None:
         """Returns when a requeued job runs again; SLURM is told not to hold it back for long.
 
         But in a later second than that of the requeue: slurmd takes a credential of the same second
@@ -124,7 +126,7 @@ class Job:
             if shown["JobState"] == "PENDING":
                 pending_since_s = pending_since_s or time.monotonic()
                 if time.monotonic() > pending_since_s + 2:
-                    run("scontrol", "update", f"JobId={self.id}", "StartTime=now", timeout_s=30)
+                    run("scontrol", "update", f"JobId={self.id}", "StartTime=now")
             # Not COMPLETING: a requeued job is that until its old tasks are gone.
             return shown["Restarts"] != "0" and shown["JobState"] in {"RUNNING", *ENDED}
 
@@ -132,13 +134,20 @@ class Job:
 
     def signal(self, name: str) -> None:
         """Sends a signal to the tasks of the job's steps."""
-        run("scancel", f"--signal={name}", self.id, timeout_s=30)
+        run("scancel", f"--signal={name}", self.id)
 
     def cancel(self) -> None:
-        run("scancel", self.id, timeout_s=30)
+        run("scancel", self.id)
+
+    def hold(self) -> None:
+        """Keeps a pending job from starting until release()."""
+        run("scontrol", "hold", self.id)
+
+    def release(self) -> None:
+        run("scontrol", "release", self.id)
 
     def requeue(self) -> None:
-        run("scontrol", "requeue", self.id, timeout_s=30)
+        run("scontrol", "requeue", self.id)
 
     def output(self) -> str:
         """What the job wrote until now."""

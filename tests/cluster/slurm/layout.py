@@ -17,6 +17,9 @@ CONTROLLER_PORT = 16817 + 100 * instance()
 FIRST_NODE_PORT = 17001 + 100 * instance()
 _DEVICE = f"/dev/fakegpu{instance()}-" if instance() else "/dev/fakegpu"
 DEVICES = [Path(f"{_DEVICE}{k}") for k in range(GPUS_PER_NODE)]
+# Two SLURMs on one machine must not give one job id twice at a time: the trainer derives its ports
+# and its token from the id, and ranks of one cluster's job then join those of the other's.
+FIRST_JOB_ID = 1 + 100_000 * instance()
 
 # Each node is sized like a GPU node of a real site, so that slurm/train.sbatch runs with its own
 # defaults: SLURM counts, the cores of this machine do the work. cred_expire is also the time that
@@ -43,6 +46,7 @@ MpiDefault=none
 ReturnToService=2
 JobRequeue=1
 MinJobAge=3600
+FirstJobId={FIRST_JOB_ID}
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU

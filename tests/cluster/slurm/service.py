@@ -14,8 +14,14 @@ import stat
 import subprocess
 from pathlib import Path
 
-from tests.cluster.lifetime import Lifetime, apt_install, end_processes, why_not_root_and_apt
-from tests.cluster.ports import reserve_ports
+from tests.cluster.lifetime import (
+    Lifetime,
+    apt_install,
+    await_apt_install,
+    end_processes,
+    why_not_root_and_apt,
+)
+from tests.cluster.ports import reserve_ports, wait_until_free
 from tests.cluster.slurm.jobs import Job, clean_env, run, sbatch, srun, wait_until
 from tests.cluster.slurm.layout import (
     CONF,
@@ -36,7 +42,7 @@ __all__ = ["NODES", "Job", "clean_env", "down", "how_to_use", "is_up", "missing"
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
-START_S = 60.0
+START_S = 120.0
 
 
 def missing() -> str | None:
@@ -56,7 +62,10 @@ def up() -> None:
         if started:
             _clear()
             _install()
-            reserve_ports(CONTROLLER_PORT, FIRST_NODE_PORT + len(NODES) - 1)
+            node_ports = range(FIRST_NODE_PORT, FIRST_NODE_PORT + len(NODES))
+            reserve_ports(CONTROLLER_PORT, node_ports[-1])
+            for port in (CONTROLLER_PORT, *node_ports):
+                wait_until_free(port)
             _write_files()
             _start_daemons()
         _lifetime.join(started)
@@ -88,6 +97,7 @@ def _is_installed() -> bool:
 
 
 def _install() -> None:
+    await_apt_install()
     if not _is_installed():
         apt_install(*PACKAGES)
 

@@ -16,7 +16,7 @@ from tests.cluster.slurm.jobs import wait_until
 from tests.conftest import ROOT
 from train.records.record import read_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 PROJECT = {"PYTHONPATH": str(ROOT)}
 DUMMY = ["--dummy", "--max-steps", "2", *TRAIN_FLAGS]
@@ -26,7 +26,7 @@ def test_under_srun_and_torchrun_the_inner_launcher_wins(slurm: ModuleType, tmp_
     """The step has one task, torchrun starts two ranks in it."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     train = ["-m", "train", *DUMMY, "--output", tmp_path / "run"]
-    done = slurm.srun("--ntasks=1", *torchrun, *train, timeout_s=100, env=PROJECT)
+    done = slurm.srun("--ntasks=1", *torchrun, *train, env=PROJECT)
     assert done.returncode == 0, done.stdout + done.stderr
     run = read_run(tmp_path / "run")
     assert (run["world_size"], run["attempts"][0]["launcher"]) == (2, "torchrun")
@@ -40,10 +40,10 @@ def test_an_interrupt_by_scancel_saves_on_all_ranks_of_a_step(
     out = tmp_path / "run"
     train = [sys.executable, "-m", "train", "--dummy", "-p", "1", *TRAIN_FLAGS]
     words = shlex.join(["srun", *train, "--output", str(out)])
-    job = slurm.sbatch("--ntasks=2", "--time=3", f"--wrap={words}", cwd=tmp_path, env=PROJECT)
-    wait_until(lambda: "step 2/" in job.output(), "the second step", 100)
-    slurm.run("scancel", "--signal=INT", f"{job.id}.0", timeout_s=30)
-    job.wait(100)
+    job = slurm.sbatch("--ntasks=2", "--time=10", f"--wrap={words}", cwd=tmp_path, env=PROJECT)
+    wait_until(lambda: "step 2/" in job.output(), "the second step")
+    slurm.run("scancel", "--signal=INT", f"{job.id}.0")
+    job.wait()
     run = read_run(out)
     assert (run["status"], run["exit_code"]) == ("checkpointed", CHECKPOINTED), job.output()
     assert run["attempts"][0]["reason"] == "SIGINT"
@@ -55,9 +55,9 @@ def test_mpirun_inside_an_allocation_spans_its_nodes(
 ) -> None:
     """Open MPI starts its daemon on the second node as a step, with variables of its own."""
     train = " ".join([sys.executable, "-m train", *DUMMY, "--output", str(tmp_path / "run")])
-    options = ["--nodes=2", "--ntasks-per-node=1", "--time=3"]
+    options = ["--nodes=2", "--ntasks-per-node=1", "--time=10"]
     job = slurm.sbatch(*options, f"--wrap={mpirun} {train}", cwd=tmp_path, env=PROJECT | MPI_ENV)
-    assert job.wait(100)["JobState"] == "COMPLETED", job.output()
+    assert job.wait()["JobState"] == "COMPLETED", job.output()
     run = read_run(tmp_path / "run")
     assert (run["world_size"], run["num_nodes"]) == (2, 2)
     assert run["attempts"][0]["launcher"] == "openmpi"
@@ -87,7 +87,7 @@ def test_contradictory_variables_are_refused_with_both_values(
     slurm: ModuleType, exported: dict[str, str], words: str
 ) -> None:
     python = [sys.executable, "-S", "-c", DETECT]
-    done = slurm.srun("--ntasks=2", *python, timeout_s=30, env=PROJECT | exported)
+    done = slurm.srun("--ntasks=2", *python, env=PROJECT | exported)
     refusals = [line for line in done.stdout.splitlines() if line.startswith("refused:")]
     assert refusals, done.stdout + done.stderr
     assert all(words in refusal for refusal in refusals)
@@ -96,5 +96,5 @@ def test_contradictory_variables_are_refused_with_both_values(
 def test_salloc_s_own_shell_is_not_a_rank(slurm: ModuleType) -> None:
     """salloc runs its command in no step: as refused as in sbatch."""
     python = [sys.executable, "-S", "-c", DETECT]
-    done = slurm.run("salloc", "--ntasks=2", "--time=1", *python, timeout_s=30, env=PROJECT)
+    done = slurm.run("salloc", "--ntasks=2", "--time=10", *python, env=PROJECT)
     assert done.stdout.startswith("refused: SLURM_NTASKS=2 but this process is not in a step")

@@ -20,7 +20,7 @@ from tests.cluster.slurm.jobs import Job, wait_until
 from tests.conftest import ROOT
 from train.records.record import read_epochs, read_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 EPOCHS = 4
 STEPS_PER_EPOCH = NUM_TRAIN // BATCH
@@ -54,12 +54,12 @@ class Traced:
             assert self.job.state() in ("PENDING", "RUNNING"), self.job.output()
             return len(self.samples(0)) > step
 
-        wait_until(is_there, f"step {step}", 100)
+        wait_until(is_there, f"step {step}")
         return self
 
     def finish(self) -> dict[str, Any]:
         """The record of the run, once the job has completed."""
-        assert self.job.wait(100)["JobState"] == "COMPLETED", self.job.output()
+        assert self.job.wait()["JobState"] == "COMPLETED", self.job.output()
         return read_run(self.output)
 
 
@@ -80,6 +80,7 @@ class Submitter:
         env = {"TRAINYARD_ROOT": str(ROOT), "TRACE_DIR": str(folder)} | env
         env["TRACE_DELAY_S"] = str(delay_s)
         flags = [*TRAIN_FLAGS, "--epochs", str(EPOCHS), "--output", str(folder / "run")]
+        flags += ["--precision", "fp64"]
         job = self.slurm.sbatch(
             "--time=30", *options, script, self.data, *flags, cwd=folder, env=env
         )
@@ -124,9 +125,10 @@ def assert_same_run(traced: Traced, undisturbed: Traced) -> None:
             survived = [n for n in survived if (n["epoch"], n["step"]) < first] + notes
         assert survived == undisturbed.samples(rank)
     # Bit for bit is promised up to two ranks. With four, DDP's first step after a start reduces in
-    # other pieces, which changes the order of summation: 7e-7 was seen, a lost step changes 1e-2.
+    # other pieces, which changes the order of summation; in fp32, training lets that grow to 4e-4
+    # after several starts. So these runs are in float64; a lost step changes 1e-2.
     state, expected = (_final_model(run.output) for run in (traced, undisturbed))
-    torch.testing.assert_close(state, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(state, expected, rtol=0, atol=1e-6)
     runs = [read_run(run.output) for run in (traced, undisturbed)]
     acc1, expected_acc1 = (run["result"]["final_acc1"] for run in runs)
     assert abs(acc1 - expected_acc1) <= 100 / NUM_VAL + 1e-6, "more than one image apart"
@@ -150,7 +152,7 @@ def test_a_requeued_job_goes_on_and_ends_like_an_undisturbed_one(
 ) -> None:
     traced = submit("requeue", *FOUR_NODES, delay_s=1).wait_for_step(STEPS_PER_EPOCH + 1)
     traced.job.requeue()
-    traced.job.await_restart(60)
+    traced.job.await_restart()
     run = traced.finish()
     assert [attempt["reason"] for attempt in run["attempts"]] == ["SIGTERM", "done"]
     assert run["images_trained"] == EPOCHS * STEPS_PER_EPOCH * BATCH
@@ -162,7 +164,7 @@ def test_a_requeued_job_goes_on_and_ends_like_an_undisturbed_one(
 def test_a_cancelled_job_saves_its_state_and_stays_dead(submit: Submitter) -> None:
     traced = submit("cancel", *TWO_NODES, delay_s=1).wait_for_step(2)
     traced.job.cancel()
-    shown = traced.job.wait(60)
+    shown = traced.job.wait()
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
     run = read_run(traced.output)
     assert (run["status"], run["exit_code"]) == ("checkpointed", 85)
@@ -172,13 +174,13 @@ def test_a_cancelled_job_saves_its_state_and_stays_dead(submit: Submitter) -> No
 def test_a_killed_rank_ends_the_job_and_is_named(submit: Submitter) -> None:
     traced = submit("killed-rank", *TWO_NODES, delay_s=0.5).wait_for_step(2)
     os.kill(traced.pid(1), signal.SIGKILL)
-    assert traced.job.wait(30)["JobState"] == "FAILED"
+    assert traced.job.wait()["JobState"] == "FAILED"
     assert "task 1: Killed" in traced.job.output()
 
 
 def test_a_rank_that_raises_ends_the_job_with_its_traceback_first(submit: Submitter) -> None:
     traced = submit("fault", *TWO_NODES, TRACE_FAULT="1:3")
-    assert traced.job.wait(100)["JobState"] == "FAILED"
+    assert traced.job.wait()["JobState"] == "FAILED"
     before, found, _ = traced.job.output().partition("RuntimeError: the fault that the test asked")
     assert found
     assert before.count("Traceback") == 1
@@ -195,7 +197,7 @@ def test_an_array_task_requeues_itself_and_not_its_sister(
         records = [tmp_path / "run_results/cpu" / sister.id / "run.json" for sister in sisters]
         wait_until(lambda: all(record.exists() for record in records), "both train")
         sisters[1].signal("USR1")
-        sisters[1].await_restart(60)
+        sisters[1].await_restart()
         wait_until(lambda: "continuing from step" in sisters[1].output(), "it goes on")
         assert sisters[0].show()["Restarts"] == "0"
         assert sisters[0].state() == "RUNNING"
@@ -213,14 +215,14 @@ def test_without_scontrol_a_warned_job_exits_85_and_says_so(
     job = slurm.sbatch("--time=30", f"--wrap={train}", cwd=tmp_path, env=env)
     wait_until((tmp_path / "run/run.json").exists, "it trains")
     job.signal("USR1")
-    assert job.wait(60)["ExitCode"] == "85:0"
+    assert job.wait()["ExitCode"] == "85:0"
     assert "exit 85" in job.output()
 
 
 def test_a_job_at_its_time_limit_requeues_itself_and_ends_like_an_undisturbed_one(
     time_limited: Traced, undisturbed: Traced
 ) -> None:
-    time_limited.job.await_restart(150)
+    time_limited.job.await_restart()
     run = time_limited.finish()
     *warned, last = (attempt["reason"] for attempt in run["attempts"])
     assert (set(warned), last) == ({"SIGUSR1"}, "done")

@@ -23,7 +23,7 @@ def test_a_url_is_fetched_with_its_labels_and_indexed(
     source = f"file://{tiny_data}"
     flags = ("index", "--connections", "2")  # what follows goes to fetch_osdf.py
     job = slurm.sbatch("--partition=cpu", PREPARE, source, data, *flags, cwd=tmp_path)
-    assert job.wait(60)["JobState"] == "COMPLETED", job.output()
+    assert job.wait()["JobState"] == "COMPLETED", job.output()
     for name in TARS:
         assert (data / name).read_bytes() == (tiny_data / name).read_bytes()
         assert (data / f"{name}.index").exists()
@@ -38,7 +38,7 @@ def test_a_folder_is_extracted_and_a_second_job_has_nothing_to_do(
     data = tmp_path / "data"
     for _ in range(2):
         job = slurm.sbatch(PREPARE, tiny_data, data, "extract", cwd=tmp_path)
-        assert job.wait(60)["JobState"] == "COMPLETED", job.output()
+        assert job.wait()["JobState"] == "COMPLETED", job.output()
         assert len(list(data.glob("train/*/*.JPEG"))) == NUM_TRAIN
         assert len(list(data.glob("val/*/*.JPEG"))) == NUM_VAL
     assert not list(data.glob("*.tar")), "a folder's archives are not to be copied"
@@ -46,7 +46,7 @@ def test_a_folder_is_extracted_and_a_second_job_has_nothing_to_do(
 
 def test_other_words_are_refused_with_the_way_to_call_it(slurm: ModuleType, tmp_path: Path) -> None:
     job = slurm.sbatch(PREPARE, "/data", "/scratch", "unpack", cwd=tmp_path)
-    assert job.wait(60)["ExitCode"] == "2:0"
+    assert job.wait()["ExitCode"] == "2:0"
     assert (
         "use: sbatch slurm/prepare.sbatch SOURCE DATA [index|extract] [fetch flags]" in job.output()
     )
@@ -54,5 +54,5 @@ def test_other_words_are_refused_with_the_way_to_call_it(slurm: ModuleType, tmp_
 
 def test_a_failing_step_is_the_jobs_exit_code(slurm: ModuleType, tmp_path: Path) -> None:
     job = slurm.sbatch(PREPARE, tmp_path / "nothing", tmp_path / "data", cwd=tmp_path)
-    assert job.wait(60)["ExitCode"] == "2:0"
+    assert job.wait()["ExitCode"] == "2:0"
     assert "ready:" not in job.output()

@@ -14,11 +14,11 @@ import pytest
 
 from scripts.study.study_file import read_study
 from tests.cluster.slurm.conftest import TRAIN_FLAGS
-from tests.cluster.slurm.jobs import Job, clean_env, run, wait_until
+from tests.cluster.slurm.jobs import PATIENCE_S, Job, clean_env, run, wait_until
 from tests.conftest import ROOT
 from train.records.record import read_epochs, read_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 STUDY = (sys.executable, ROOT / "scripts" / "scaling_study.py")
 SMALL = ("--cluster", "slurm", "--cpus-per-task", "2", "--mem-per-cpu", "100M", "--time", "10")
@@ -56,22 +56,24 @@ def test_a_study_of_1_2_and_4_gpus_survives_a_preemption_and_its_table_is_right(
     try:
         point = study / "study-gpus0002-r1"
         job = job_of(study, point.name)
-        wait_until(lambda: has_epochs(point), "the 2-GPU point trains", 100)
+        wait_until(lambda: has_epochs(point), "the 2-GPU point trains")
         job.requeue()
-        wait_until(lambda: job.state() == "PENDING", "the job is back in the queue", 60)
-        status = run(*STUDY, "status", study, "--format", "json", timeout_s=60)
+        wait_until(lambda: job.state() == "PENDING", "the job is back in the queue")
+        job.hold()  # else it may run again before its state was asked for
+        status = run(*STUDY, "status", study, "--format", "json")
         states = {row["num_gpus"]: row["state"] for row in json.loads(status.stdout)[0]["rows"]}
         assert states[2] == "queued"
-        job.await_restart(60)
-        stdout, stderr = process.communicate(timeout=200)
+        job.release()
+        job.await_restart()
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-        run(*STUDY, "cancel", study, timeout_s=60)  # nothing is left to cancel unless it failed
+        run(*STUDY, "cancel", study)  # nothing is left to cancel unless it failed
     assert process.returncode == 0, stderr
     check_points(study)
     check_table(study, stdout)
     page = tmp_path / "report.html"
-    run(sys.executable, ROOT / "scripts" / "report.py", study, "--out", page, timeout_s=60)
+    run(sys.executable, ROOT / "scripts" / "report.py", study, "--out", page)
     assert "2 attempts" in page.read_text()
 
 
@@ -98,7 +100,6 @@ def check_table(study: Path, stdout: str) -> None:
         study,
         "--format",
         "csv",
-        timeout_s=60,
     )
     rows = {int(row["num_gpus"]): row for row in csv.DictReader(io.StringIO(table.stdout))}
     seconds = {n: read_run(study / f"study-gpus000{n}-r1")["wall_clock_s"] for n in (1, 2, 4)}
@@ -115,19 +116,19 @@ def test_repeats_are_an_array_that_can_be_cancelled_and_resumed(
 ) -> None:
     study = tmp_path / "study"
     words = ("--gpus", "1", "--repeats", "2", *SMALL, "--no-wait", "--out", study)
-    done = run(*STUDY, tiny_data, *words, "--", *TRAIN_FLAGS, "--epochs", "8", timeout_s=60)
+    done = run(*STUDY, tiny_data, *words, "--", *TRAIN_FLAGS, "--epochs", "8")
     assert done.returncode == 0, done.stderr
     ids = [read_study(study).last_jobs.get(f"study-gpus0001-r{r}") for r in (1, 2)]
     array = str(ids[0]).partition("_")[0]
     assert ids == [f"{array}_0", f"{array}_1"]
     first = study / "study-gpus0001-r1"
-    wait_until(lambda: has_epochs(first), "the first repeat trains", 100)
-    cancelled = run(*STUDY, "cancel", study, timeout_s=60)
+    wait_until(lambda: has_epochs(first), "the first repeat trains")
+    cancelled = run(*STUDY, "cancel", study)
     assert cancelled.returncode == 0, cancelled.stderr
     for job_id in ids:
-        assert Job(str(job_id)).wait(60)["JobState"] in ("CANCELLED", "FAILED", "COMPLETED")
+        assert Job(str(job_id)).wait()["JobState"] in ("CANCELLED", "FAILED", "COMPLETED")
     assert read_run(first)["status"] == "checkpointed", "scancel must leave a checkpoint"
-    resumed = run(*STUDY, "resume", study, timeout_s=150)
+    resumed = run(*STUDY, "resume", study)
     assert resumed.returncode == 0, resumed.stderr
     assert " ± " in resumed.stdout
     records = [read_run(study / f"study-gpus0001-r{r}") for r in (1, 2)]
@@ -139,7 +140,7 @@ def test_what_sbatch_refuses_is_said_in_one_line(
     slurm: ModuleType, tiny_data: Path, tmp_path: Path
 ) -> None:
     words = ("--gpus", "1", *SMALL, "--partition", "nowhere", "--out", tmp_path / "study")
-    done = run(*STUDY, tiny_data, *words, "--", *TRAIN_FLAGS, timeout_s=60)
+    done = run(*STUDY, tiny_data, *words, "--", *TRAIN_FLAGS)
     assert done.returncode == 2
     assert "sbatch refused study-gpus0001-r1" in done.stderr
     assert "invalid partition" in done.stderr

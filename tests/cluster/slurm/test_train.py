@@ -12,7 +12,7 @@ from tests.cluster.slurm.conftest import BATCH, NUM_TRAIN, NUM_VAL, TRAIN_FLAGS
 from tests.conftest import ROOT
 from train.records.record import read_epochs, read_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 SBATCH = ROOT / "slurm/train.sbatch"
 DUMMY = ["--dummy", "--max-steps", "2", *TRAIN_FLAGS]
@@ -24,7 +24,7 @@ def test_sbatch_trains_four_ranks_on_four_nodes_and_leaves_records(
 ) -> None:
     scale = ["--nodes=4", "--ntasks-per-node=1"]
     job = slurm.sbatch(*scale, SBATCH, tiny_data, "--epochs", "2", *TRAIN_FLAGS, cwd=tmp_path)
-    assert job.wait(110)["JobState"] == "COMPLETED", job.output()
+    assert job.wait()["JobState"] == "COMPLETED", job.output()
     run = read_run(tmp_path / "run_results/cpu" / job.id)
     assert (run["status"], run["exit_code"]) == ("done", 0)
     assert (run["world_size"], run["num_nodes"]) == (4, 4)
@@ -39,7 +39,7 @@ def test_sbatch_trains_four_ranks_on_four_nodes_and_leaves_records(
 def test_bare_python_inside_sbatch_is_refused(slurm: ModuleType, tmp_path: Path) -> None:
     bare = f"{sys.executable} -m train {' '.join(DUMMY)}"
     job = slurm.sbatch("--ntasks=4", f"--wrap={bare}", cwd=tmp_path, env=PROJECT)
-    assert job.wait(60)["ExitCode"] == "2:0"
+    assert job.wait()["ExitCode"] == "2:0"
     (line,) = job.output().splitlines()
     assert line.startswith("error: SLURM_NTASKS=4 but this process is not in a step")
     assert "srun python -m train" in line
@@ -49,7 +49,7 @@ def test_given_gpus_that_cannot_be_used_are_refused(slurm: ModuleType, tmp_path:
     """No silent week on a CPU: the device files of this SLURM have no GPU behind them."""
     flags = [flag for flag in DUMMY if flag not in ("--device", "cpu")]
     job = slurm.sbatch(SBATCH, *flags, cwd=tmp_path)
-    assert job.wait(60)["ExitCode"] == "2:0"
+    assert job.wait()["ExitCode"] == "2:0"
     assert "error: no usable CUDA device (SLURM_STEP_GPUS=0)" in job.output()
     assert "--device cpu" in job.output()
 
@@ -57,7 +57,7 @@ def test_given_gpus_that_cannot_be_used_are_refused(slurm: ModuleType, tmp_path:
 # How sbatch files of older PyTorch projects look. The port is the same in every job, which must not
 # make two jobs on one node collide.
 OLD_FILE = f"""#!/bin/bash
-#SBATCH --nodes=2 --ntasks-per-node=1 --time=3
+#SBATCH --nodes=2 --ntasks-per-node=1 --time=10
 export WORLD_SIZE=$((SLURM_NNODES * SLURM_NTASKS_PER_NODE))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=29500
@@ -71,7 +71,7 @@ def test_two_jobs_at_once_that_export_the_same_world_and_port_do_not_collide(
     (tmp_path / "old.sbatch").write_text(OLD_FILE)
     jobs = [slurm.sbatch(tmp_path / "old.sbatch", cwd=tmp_path, env=PROJECT) for _ in range(2)]
     for job in jobs:
-        shown = job.wait(110)
+        shown = job.wait()
         assert shown["JobState"] == "COMPLETED", job.output()
         assert shown["NodeList"] == "n[1-2]"
     runs = [read_run(tmp_path / "run_results/cpu" / job.id) for job in jobs]
@@ -107,5 +107,5 @@ def test_a_rank_takes_its_own_gpu_however_slurm_shows_them(
     slurm: ModuleType, gpus: str, expected: list[str]
 ) -> None:
     python = [sys.executable, "-c", DEVICE_OF_A_RANK]
-    done = slurm.srun(gpus, "--nodes=1", "--ntasks=2", *python, timeout_s=60, env=PROJECT)
+    done = slurm.srun(gpus, "--nodes=1", "--ntasks=2", *python, env=PROJECT)
     assert sorted(done.stdout.splitlines()) == expected, done.stderr

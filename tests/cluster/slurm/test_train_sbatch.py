@@ -61,7 +61,7 @@ def test_the_scale_comes_from_sbatch_and_the_rest_goes_to_the_trainer(
     scale = ["--nodes=2", "--ntasks-per-node=2"]
     args = ["/data/my images", "-b", "1024", "--lr", "0.4"]
     job = slurm.sbatch(*scale, project / "slurm/train.sbatch", *args, cwd=submit_folder)
-    assert job.wait(60)["JobState"] == "COMPLETED", job.output()
+    assert job.wait()["JobState"] == "COMPLETED", job.output()
 
     ranks = read_ranks(submit_folder)
     assert [rank["SLURMD_NODENAME"] for rank in ranks] == ["n1", "n1", "n2", "n2"]
@@ -75,7 +75,7 @@ def test_the_scale_comes_from_sbatch_and_the_rest_goes_to_the_trainer(
 
 def test_one_task_is_one_gpu(slurm: ModuleType, project: Path, submit_folder: Path) -> None:
     job = slurm.sbatch(project / "slurm/train.sbatch", "/data", cwd=submit_folder)
-    assert job.wait(60)["JobState"] == "COMPLETED", job.output()
+    assert job.wait()["JobState"] == "COMPLETED", job.output()
     (rank,) = read_ranks(submit_folder)
     assert (rank["CUDA_VISIBLE_DEVICES"], rank["SLURM_STEP_NUM_TASKS"]) == ("0", "1")
 
@@ -86,7 +86,7 @@ def test_a_whole_node_may_be_asked_for_with_gres(
 ) -> None:
     scale = ["--gres=gpu:4", "--ntasks-per-node=4", *bind]
     job = slurm.sbatch(*scale, project / "slurm/train.sbatch", "/data", cwd=submit_folder)
-    assert job.wait(60)["JobState"] == "COMPLETED", job.output()
+    assert job.wait()["JobState"] == "COMPLETED", job.output()
     ranks = read_ranks(submit_folder)
     assert [rank["CUDA_VISIBLE_DEVICES"] for rank in ranks] == ["0,1,2,3"] * 4
 
@@ -96,7 +96,7 @@ def test_no_gpu_is_asked_for_on_request(
 ) -> None:
     scale = ["--gpus-per-task=0", "--cpus-per-task=2"]
     job = slurm.sbatch(*scale, project / "slurm/train.sbatch", "/data", cwd=submit_folder)
-    assert job.wait(60)["JobState"] == "COMPLETED", job.output()
+    assert job.wait()["JobState"] == "COMPLETED", job.output()
     (rank,) = read_ranks(submit_folder)
     assert rank["CUDA_VISIBLE_DEVICES"] is None
     assert rank["SLURM_CPUS_PER_TASK"] == "2"
@@ -107,12 +107,12 @@ def test_a_copy_outside_of_the_project_says_what_to_export(
 ) -> None:
     mine = shutil.copy(SBATCH, submit_folder / "mine.sbatch")
     job = slurm.sbatch(mine, "/data", cwd=submit_folder)
-    assert job.wait(60)["ExitCode"] == "2:0"
+    assert job.wait()["ExitCode"] == "2:0"
     assert "export TRAINYARD_ROOT=" in job.output()
 
     env = {"TRAINYARD_ROOT": str(project)}
     job = slurm.sbatch(mine, "/data", cwd=submit_folder, env=env)
-    assert job.wait(60)["JobState"] == "COMPLETED", job.output()
+    assert job.wait()["JobState"] == "COMPLETED", job.output()
 
 
 def test_the_exit_code_of_a_failing_rank_is_the_jobs(
@@ -125,7 +125,7 @@ def test_the_exit_code_of_a_failing_rank_is_the_jobs(
     )
     scale = ["--nodes=2", "--ntasks-per-node=1"]
     job = slurm.sbatch(*scale, project / "slurm/train.sbatch", "/data", cwd=submit_folder)
-    assert job.wait(60)["JobState"] == "FAILED"
+    assert job.wait()["JobState"] == "FAILED"
     assert "task 1: Exited with exit code 3" in job.output()
 
 
@@ -140,6 +140,6 @@ def test_an_active_environment_serves_if_it_has_torch_else_the_projects_own(
     for folder, expected in ((Path("/usr/bin"), own), (with_torch, with_torch / "python3")):
         env = {"CONDA_PREFIX": str(folder.parent), "PATH": f"{folder}:/usr/bin:/bin"}
         job = slurm.sbatch(project / "slurm/train.sbatch", "/data", cwd=submit_folder, env=env)
-        assert job.wait(60)["JobState"] == "COMPLETED", job.output()
+        assert job.wait()["JobState"] == "COMPLETED", job.output()
         (rank,) = read_ranks(submit_folder)
         assert rank["python"] == str(expected)

@@ -227,7 +227,7 @@ def test_an_object_is_no_collection() -> None:
     ):
         target = parse_target("osdf:///ns/d/x", federation)
         access = Access(NOWHERE, TokenStore(NOWHERE))
-        assert not Lister(Lookup(target, access, FAST), target).is_collection()
+        assert not Lister(Lookup(target, access, PATIENT), target).is_collection()
 
 
 def test_a_passing_failure_is_borne_until_it_is_time_to_give_up() -> None:
@@ -259,7 +259,11 @@ def test_an_ingress_page_is_a_passing_failure(status: int) -> None:
 
 
 def test_a_refused_listing_says_the_same_about_the_token_as_an_object() -> None:
-    with failing_lister(lambda handler: 403) as lister, pytest.raises(UserError, match="no token"):
+    soon = replace(PATIENT, missing_s=0.7)
+    with (
+        failing_lister(lambda handler: 403, options=soon) as lister,
+        pytest.raises(UserError, match="no token"),
+    ):
         list(lister.walk())
 
 
@@ -273,7 +277,7 @@ def test_a_renewed_token_is_used_for_a_listing(tmp_path: Path) -> None:
         token.write_text("new")
         return 401
 
-    with failing_lister(fail, token) as lister:
+    with failing_lister(fail, token, options=PATIENT) as lister:
         assert [entry.path for entry in lister.walk()] == ["/ns/d/x"]
 
 

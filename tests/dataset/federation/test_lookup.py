@@ -23,7 +23,7 @@ from tests.dataset.director_server import Decision, directing, name_source
 from tests.dataset.small_server import serving
 
 NOWHERE = {"XDG_RUNTIME_DIR": "/nonexistent"}
-FAST = Options(stall_s=1.0, give_up_s=5.0, missing_s=0.2)
+FAST = Options(stall_s=60.0, give_up_s=60.0, missing_s=0.2)
 SOURCE = name_source("http://127.0.0.1:1/ns/a.tar")
 
 

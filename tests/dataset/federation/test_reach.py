@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +27,7 @@ from tests.dataset.director_server import DirectorHandler, directing, name_sourc
 from tests.dataset.object_fetch import NOWHERE
 from tests.dataset.small_server import Handler, running, serving
 
-FAST = Options(stall_s=2.0, give_up_s=0.5, missing_s=0.3, connections=2)
+FAST = Options(stall_s=2.0, give_up_s=1.5, missing_s=0.3, connections=2)
 PUBLIC = "127.0.0.2"  # stands for a host on the network: this machine may have no other address
 
 
@@ -141,7 +142,8 @@ def test_a_user_who_names_this_machine_is_led_where_it_says(tmp_path: Path) -> N
     with serving(b"mine") as (inside, _):
         location = inside.replace("127.0.0.1", "localhost")
         with running(redirecting(lambda: location)) as url:
-            fetch_urls([f"{url}/object.bin"], Request(tmp_path, FAST, environ=NOWHERE))
+            patient = replace(FAST, give_up_s=60.0)
+            fetch_urls([f"{url}/object.bin"], Request(tmp_path, patient, environ=NOWHERE))
     assert (tmp_path / "object.bin").read_bytes() == b"mine"
 
 

@@ -92,7 +92,7 @@ def test_a_server_that_once_calls_the_object_empty_is_still_asked_for_ranges(
 
 
 def test_sources_that_disagree_with_nobody_to_decide_are_named(tmp_path: Path) -> None:
-    options = replace(FAST, give_up_s=1.0)
+    options = replace(FAST, give_up_s=3.0)
     with (
         federation([CONTENT, CONTENT[:CHUNK]]) as (director, *caches),
         pytest.raises(PassingError, match="disagree on its size") as caught,

@@ -164,7 +164,7 @@ def test_a_stream_goes_on_where_a_fetch_stopped(tmp_path: Path) -> None:
 
     with serving_counted(misbehave=break_down) as (url, _, _):
         with pytest.raises(PassingError):
-            fetch(url, stage.data, replace(FAST, give_up_s=1.0, connections=1))
+            fetch(url, stage.data, replace(FAST, give_up_s=3.0, connections=1))
         is_broken = False
         stage.run(stage.make(url))
     resumed = stage.maps[0].tally.resumed
@@ -180,7 +180,7 @@ def test_a_fetch_finishes_what_a_stream_began(tmp_path: Path) -> None:
 
     with serving_counted(misbehave=break_down) as (url, _, _):
         with pytest.raises(PassingError):
-            stage.run(stage.make(url, needs, give_up_s=1.0))
+            stage.run(stage.make(url, needs, give_up_s=3.0))
         assert stage.maps[0].here.any() and stage.find_wrong_marks() == []
         assert isinstance(stage.maps[0].failure, PassingError)
         is_broken = False
@@ -240,7 +240,7 @@ def test_bytes_that_are_wrong_everywhere_end_it_with_3(tmp_path: Path) -> None:
 def test_503_for_ever_ends_it_with_75(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     with serving_counted(misbehave=lambda h: refuse_if(h, lambda chunk: True)) as (url, _, _):
-        assert isinstance(fail(stage, stage.make(url, give_up_s=1.0)), PassingError)
+        assert isinstance(fail(stage, stage.make(url, give_up_s=3.0)), PassingError)
 
 
 def test_an_expired_token_is_named(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_what_changed_on_the_disk_since_is_unmarked_and_fetched_again(tmp_path: 
 
     with serving_counted(misbehave=break_down) as (url, _, _):
         with pytest.raises(PassingError):
-            stage.run(stage.make(url, needs, give_up_s=1.0))
+            stage.run(stage.make(url, needs, give_up_s=3.0))
         damaged = int(np.flatnonzero(stage.maps[0].here)[0])
         with open(part_path(stage.path), "r+b") as file:
             file.seek(damaged * CHUNK)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 import time
+from dataclasses import replace
+from mmap import PROT_READ, mmap
 from pathlib import Path
 
 import pytest
 
+from benchmarks.index import write_sparse_tar
 from dataset.archive.index import build_index
 from dataset.durable import lock_file
 from dataset.errors import CommandError, DataError, PassingError, UserError
@@ -16,9 +22,11 @@ from dataset.stream import forward_pass, resumable_md5
 from dataset.transfer.journal import CHUNK
 from tests.dataset.bad_tars import BAD
 from tests.dataset.director_server import federation
+from tests.dataset.object_fetch import FAST
 from tests.dataset.small_server import Handler
 from tests.dataset.stream.url_index import (
     LARGE,
+    ROOT,
     first_byte,
     index,
     index_file,
@@ -58,6 +66,44 @@ def test_a_window_smaller_than_a_class_tar_will_do(
     with serving_tar(LARGE) as (url, _):
         found = index(url, tmp_path / "out", checksums=True)
     assert found.place.read_bytes() == index_file(tmp_path / "in", LARGE, checksums=True)
+
+
+# The peak of rusage would be that of the parent, whose memory a new child shares for a moment.
+SHOW_PEAK = """
+import runpy, sys
+sys.argv[0] = "scripts/index_tar.py"
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print(open("/proc/self/status").read())
+"""
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "per_class", "image_sizes"),
+    [
+        (10, 100, range(600_000, 1_000_000)),  # 800 MB
+        pytest.param(1000, 1281, range(1, 1000), marks=pytest.mark.soak),  # ImageNet's names
+    ],
+)
+def test_a_pass_takes_little_memory_and_disk(
+    tmp_path: Path, num_classes: int, per_class: int, image_sizes: range
+) -> None:
+    tar, out, on_disk = tmp_path / TRAIN, tmp_path / "out", [0]
+    write_sparse_tar(tar, num_classes, per_class, image_sizes)
+
+    def look(handler: Handler) -> bool:
+        on_disk.append(sum(file.stat().st_size for file in out.glob("*")))
+        return False
+
+    with open(tar, "rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as content:
+        with serving_tar(content, misbehave=look) as (url, _):  # type: ignore[arg-type]
+            command = [sys.executable, "-c", SHOW_PEAK, "--checksums", "--index-dir", str(out), url]
+            done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    (peak_kb,) = re.findall(r"^VmHWM:\s+(\d+) kB", done.stdout, re.MULTILINE)
+    assert int(peak_kb) < 500_000_000 // 1024
+    assert max(on_disk) < 200_000_000
+    assert list_folder(out) == [f"{TRAIN}.index", "stages.jsonl"]
 
 
 def test_labels_of_a_flat_tar_cost_no_second_pass(tmp_path: Path) -> None:
@@ -137,7 +183,7 @@ def test_a_silent_connection_is_replaced(tmp_path: Path) -> None:
         return True
 
     with serving_tar(LARGE, misbehave=hang_once) as (url, _):
-        found = index(url, tmp_path / "out")
+        found = index(url, tmp_path / "out", options=replace(FAST, stall_s=1.0))
     assert was_silent
     assert found.place.read_bytes() == index_file(tmp_path / "in", LARGE)
 

@@ -137,7 +137,7 @@ def test_ctrl_c_saves_what_was_reached(tmp_path: Path) -> None:
         while num_held < 2:
             assert child.poll() is None
             time.sleep(0.02)
-        time.sleep(0.5)  # for what came before to be read
+        time.sleep(3)  # for what came before to be read
         child.send_signal(signal.SIGINT)
         assert child.wait(60) == 130
         found = read_state(out / f"{TRAIN}.index", Request(out).parse(url).identity)

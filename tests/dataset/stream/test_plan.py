@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
+import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +19,15 @@ import pytest
 
 from dataset import known_archives
 from dataset.archive.index_file import write_whole
-from dataset.errors import UserError
+from dataset.errors import PassingError, UserError
 from dataset.fetch import ledger
 from dataset.fetch.ledger import lock_folder, take_folder
 from dataset.stream import plan as plan_module
 from dataset.stream.plan import Refusal, StreamPlan, plan_stream
+from tests.dataset.director_server import federation
 from tests.dataset.object_fetch import FAST, fetch
 from tests.dataset.small_server import Handler
-from tests.dataset.stream.url_index import LARGE, index_file, publish, serving_tar
+from tests.dataset.stream.url_index import LARGE, ROOT, index_file, publish, serving_tar
 from tests.dataset.tars import TRAIN, VAL
 from tests.mounts import mounted
 
@@ -77,7 +84,40 @@ def test_without_an_index_the_command_that_makes_one_is_said(tmp_path: Path) -> 
     with serving_tar(b"", misbehave=serve_files({TRAIN: LARGE})) as (url, _):
         found = refused(plan(url, tmp_path / "data"))
     assert found.reason == f"there is no {TRAIN}.index beside {url}"
-    assert found.command == f"python scripts/index_tar.py --checksums {url}"
+    command = f"python scripts/index_tar.py --checksums --index-dir {tmp_path / 'data'} {url}"
+    assert found.command == command
+
+
+def test_that_command_is_all_that_is_missing(tmp_path: Path) -> None:
+    with serving_tar(b"", misbehave=serve_files({TRAIN: LARGE})) as (url, _):
+        _, *words = shlex.split(refused(plan(url, tmp_path / "data")).command)
+        subprocess.run([sys.executable, *words], cwd=ROOT, check=True, timeout=280)
+        found = plan(url, tmp_path / "data")
+    assert isinstance(found, StreamPlan)
+
+
+def test_that_command_has_the_federation_and_the_token_that_were_given(tmp_path: Path) -> None:
+    (tmp_path / "a token").write_text("x")
+    fields: dict[str, Any] = {"federation": "http://127.0.0.1:1", "token": tmp_path / "a token"}
+    with serving_tar(b"", misbehave=serve_files({TRAIN: LARGE})) as (url, _):
+        found = refused(plan(url, tmp_path / "data", **fields))
+    words = shlex.split(found.command)
+    assert words[5:-1] == ["--federation", "http://127.0.0.1:1", "--token", str(fields["token"])]
+
+
+@pytest.mark.parametrize(("hours", "is_told"), [(1, True), (25, False)])
+def test_a_token_that_expires_within_a_day_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, hours: int, is_told: bool
+) -> None:
+    claims = json.dumps({"exp": time.time() + 3600 * hours}).encode()
+    (tmp_path / "token").write_text(f"e30.{base64.urlsafe_b64encode(claims).decode()}.sig")
+    caplog.set_level("INFO")
+    for require_token in (True, False):
+        caplog.clear()
+        with federation([LARGE], require_token=require_token) as (place, *_):
+            fields: dict[str, Any] = {"federation": place, "token": tmp_path / "token"}
+            plan(f"osdf:///ns/{TRAIN}", tmp_path / "data", **fields)
+        assert ("the token expires at" in caplog.text) == (is_told and require_token)
 
 
 def test_an_index_without_sums_of_each_mib_is_not_enough(index: Path, tmp_path: Path) -> None:
@@ -91,18 +131,75 @@ def test_an_index_without_sums_of_each_mib_is_not_enough(index: Path, tmp_path: 
     write_whole(plain, tmp_path / "plain")
     write_whole({**plain, **old}, tmp_path / "old")
     (tmp_path / "damaged").write_bytes(index.read_bytes()[:-100])
-    with serving_tar(LARGE) as (url, _):
-        given = ("plain", "old", "damaged", "missing")
-        found = [refused(plan(url, tmp_path / "data", index=str(tmp_path / n))) for n in given]
-    told = ("has no checksums", "crc32c of 4 MiB, not of 1", "is damaged", "No such file")
-    for refusal, text in zip(found, told, strict=True):
-        assert text in refusal.reason and url in refusal.command
+    told = {
+        "plain": "has no checksums",
+        "old": "crc32c of 4 MiB, not of 1",
+        "damaged": "is damaged",
+        "missing": "No such file",
+    }
+    for name, text in told.items():
+        with serving_tar(LARGE) as (url, _), pytest.raises(UserError, match=text) as raised:
+            plan(url, tmp_path / "data", index=str(tmp_path / name))
+        assert f"give --index the index of {url}" in str(raised.value)
+        assert "\n" not in str(raised.value)
 
 
 def test_an_index_of_another_object_is_refused(index: Path, tmp_path: Path) -> None:
-    with serving_tar(LARGE + bytes(512)) as (url, _):
-        found = refused(plan(url, tmp_path / "data", index=str(index)))
-    assert f"is for {len(LARGE)} bytes, the object has {len(LARGE) + 512}" in found.reason
+    """The user's, which a whole fetch would hide; and one beside the object, which is no reason."""
+    other = LARGE + bytes(512)
+    text = f"is for {len(LARGE)} bytes, the object has {len(other)}"
+    files = {TRAIN: other, f"{TRAIN}.index": index.read_bytes()}
+    with serving_tar(b"", misbehave=serve_files(files)) as (url, _):
+        for given in (str(index), f"{url}.index"):
+            with pytest.raises(UserError, match=text):
+                plan(url, tmp_path / "data", index=given)
+        assert text in refused(plan(url, tmp_path / "data")).reason
+
+
+def test_the_url_of_a_tar_is_no_index(tmp_path: Path) -> None:
+    """It would be fetched whole, and a file of that name would go."""
+    with serving_tar(LARGE) as (url, _), pytest.raises(UserError, match=r"URL of a TAR\.index"):
+        plan(url, tmp_path / "data", index=url)
+    assert not (tmp_path / "data" / TRAIN).exists()
+
+
+@pytest.mark.parametrize("fields", [{}, {"index_alone": True}], ids=["cache", "evaluation"])
+def test_an_index_that_nobody_answers_about_is_a_passing_failure_where_it_is_needed(
+    tmp_path: Path, fields: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a moment without a server would end a job of the grid for good, with exit 2."""
+    monkeypatch.setattr("dataset.fetch.index_beside.AGAIN_S", 0.01)
+
+    def fail(handler: Handler) -> bool:
+        if not handler.path.endswith(".index"):
+            return False
+        handler.send_error(500)
+        return True
+
+    with serving_tar(LARGE, misbehave=fail) as (url, _):
+        with pytest.raises(PassingError, match=r"nobody answers whether there is .*\.index"):
+            plan(url, tmp_path / "data", is_bounded=True, **fields)
+        assert "there is no" in refused(plan(url, tmp_path / "data")).reason
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_an_index_that_was_of_no_use_is_fetched_again(
+    index: Path, tmp_path: Path, is_given: bool
+) -> None:
+    """Somebody may have replaced it; a file that we did not fetch is left alone."""
+    files = {TRAIN: LARGE + bytes(512), f"{TRAIN}.index": index.read_bytes()}
+    place = tmp_path / "data" / f"{TRAIN}.index"
+    with serving_tar(b"", misbehave=serve_files(files)) as (url, _):
+        given = {"index": f"{url}.index"} if is_given else {}
+        with suppress(UserError):
+            refused(plan(url, tmp_path / "data", **given))
+        assert place.read_bytes() == index.read_bytes()
+        files[f"{TRAIN}.index"] = index_file(tmp_path / "new", files[TRAIN], checksums=True)
+        found = plan(url, tmp_path / "data", **given)
+        assert isinstance(found, StreamPlan) and found.train.index == place
+        place.write_bytes(b"mine")
+        assert "is damaged" in refused(plan(url, tmp_path / "data")).reason
+    assert place.read_bytes() == b"mine"
 
 
 def test_an_index_is_proven_by_its_sha256(

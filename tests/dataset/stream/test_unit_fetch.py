@@ -6,7 +6,10 @@ import errno
 import itertools
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,8 @@ import pytest
 from dataset.errors import DataError, PassingError, UserError
 from dataset.stream.spec import NEVER
 from dataset.stream.unit_cache import UnitCache
+from dataset.stream.unit_fetch import UnitFetch
+from dataset.stream.unit_request import UnitRequest
 from tests.dataset.small_server import Handler
 from tests.dataset.stream.bounded_streams import CONTENT, Bounded, make_bounded
 from tests.dataset.stream.streams import serving_counted, wait_until
@@ -155,6 +160,21 @@ def test_what_an_earlier_start_left_is_verified_and_used(cache: Bounded) -> None
     assert [again.file(unit).read_bytes() for unit in range(8)] == [
         again.bytes_of(unit) for unit in range(8)
     ]
+
+
+def test_only_a_silent_or_very_slow_request_gets_a_rival() -> None:
+    request = UnitRequest(0, None, now=100.0)
+    fetch: Any = SimpleNamespace(_out={request}, _map=SimpleNamespace(asked=np.ones(1)))
+    choose = partial(UnitFetch._choose_hedge, fetch)
+    assert choose(100.9) is None
+    assert choose(101.0) is request  # nothing has come
+    request.last_data = 101.5
+    assert choose(102.4) is None  # on a busy link
+    assert choose(102.5) is request
+    request.last_data = 103.9
+    assert choose(104.0) is request  # a trickle
+    fetch._map.asked[0] = 0
+    assert choose(200.0) is None  # nobody waits for it
 
 
 def test_wrong_bytes_are_asked_for_again_and_wrong_everywhere_is_3(cache: Bounded) -> None:

@@ -26,7 +26,7 @@ from tests.dataset.tars import (
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-QUICK = replace(FAST, give_up_s=1.0)
+QUICK = replace(FAST, give_up_s=3.0)
 Misbehave = Callable[[Handler], bool]
 
 

@@ -143,10 +143,10 @@ def test_only_missing_bytes_are_asked_for_by_a_second_start(tmp_path: Path) -> N
 
     with serving(CONTENT, break_down) as (url, seen):
         with pytest.raises(PassingError):
-            fetch(url, tmp_path, replace(FAST, give_up_s=1.0, connections=1))
+            fetch(url, tmp_path, replace(FAST, give_up_s=3.0, connections=1))
         is_broken.clear()
         seen.clear()
-        summary = fetch(url, tmp_path)
+        summary = fetch(url, tmp_path, replace(FAST, connections=1))
     assert summary.resumed_bytes == 8 * CHUNK
     assert (tmp_path / "object.bin").read_bytes() == CONTENT
     assert {request["range"] for request in seen} == {"bytes=0-0", "bytes=8388608-9437260"}
@@ -291,7 +291,7 @@ def test_a_server_that_lies_about_its_size_cannot_make_a_file(tmp_path: Path) ->
         handler.content = CONTENT[: 5 * CHUNK]
         return False
 
-    options = replace(FAST, give_up_s=2.0)
+    options = replace(FAST, give_up_s=0.5)
     with serving(CONTENT, shrink) as (url, _), pytest.raises(PassingError):
         fetch(url, tmp_path, options)
     assert not (tmp_path / "object.bin").exists()

@@ -162,3 +162,4 @@ def test_published_workflows_and_placements_are_shown_as_they_are(tmp_path: Path
             for key in row.keys() - {"workflow", "scenario"}:
                 assert cells[key].text == row[key]
     assert "Krawczuk" in table.notes[-1] and "Krawczuk" in placement_table().notes[-1]
+    assert [len(found.notes) for found in (table, workflow_table([], []))] == [2, 1]

@@ -49,7 +49,7 @@ def test_numbers_choices_and_switches_are_listed_too() -> None:
     ("text", "words"),
     [
         ("", "names no flag to search"),
-        (" , ", "names no flag to search"),
+        (" , ", "choose from allow_empty_classes, arch, backbone_lr_scale"),
         ("lr", "give FLAG=VALUES"),
         ("lr=", "give FLAG=VALUES"),
         (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,18 +60,46 @@ def test_a_trial_keeps_its_number_and_its_draw(tmp_path: Path) -> None:
     assert find_disagreements(tmp_path / "b", PLAN) == []
 
 
+@pytest.mark.parametrize("number", [0, 12])
+def test_a_kill_between_two_flags_of_a_draw_does_not_change_it(tmp_path: Path, number: int) -> None:
+    """At random at first (0), and when the sampler has learnt (12)."""
+    plan = make_plan(space="lr=log:0.01..10, label_smoothing=0..0.2, recipe=sgd|lars, wd=0..1")
+    store = Store(tmp_path, plan, True)
+    for before in range(number):
+        store.end(store.ask(before), "complete", float(before % 5))
+    whole = (tmp_path / JOURNAL).stat().st_size
+    drawn = store.ask(number).params
+    lines = (tmp_path / JOURNAL).read_bytes()[whole:].splitlines(keepends=True)
+    assert sum(b"param_name" in line for line in lines) == 4
+    for num_lines in range(1, len(lines)):
+        (tmp_path / f"trial{number:04d}/trial.json").unlink()
+        os.truncate(tmp_path / JOURNAL, whole + len(b"".join(lines[:num_lines])))
+        assert Store(tmp_path, plan, True).ask(number).params == drawn
+
+
 @pytest.mark.parametrize("num_bytes", [1, 2, 30])
 def test_a_torn_last_line_is_cut(tmp_path: Path, num_bytes: int) -> None:
     trials = fill(tmp_path).trials
     path = tmp_path / JOURNAL
     path.write_bytes(path.read_bytes()[:-num_bytes])
-    assert Store(tmp_path, PLAN, is_sole=True).trials == trials
+    store = Store(tmp_path, PLAN, is_sole=True)
+    assert store.trials == trials
+    drawn = store.ask(4)  # another line: after a torn one, neither could ever be read again
+    assert Store(tmp_path, PLAN, is_sole=True).trials == {**trials, 4: drawn}
     assert find_disagreements(tmp_path, PLAN) == []
+    assert not list(tmp_path.glob(f"{JOURNAL}.damaged*")), "cut, not made again"
 
 
-def test_the_lock_of_a_dead_process_is_taken_over_at_once(tmp_path: Path) -> None:
+def refuse_to_wait(_seconds: float) -> None:
+    raise AssertionError("waits for a lock that nobody holds")
+
+
+def test_the_lock_of_a_dead_process_is_taken_over_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(tmp_path)
     (tmp_path / f"{JOURNAL}.lock").touch()
+    monkeypatch.setattr(time, "sleep", refuse_to_wait)  # Optuna itself waits for 30 s
     store = Store(tmp_path, PLAN, is_sole=True)
     store.ask(4)
     assert find_disagreements(tmp_path, PLAN) == []

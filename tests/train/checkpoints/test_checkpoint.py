@@ -171,16 +171,16 @@ def kill_at_call(number: int) -> None:
 def write_until_killed(folder: Path, number: int) -> None:
     writer = CheckpointWriter(folder)
     kill_at_call(number)
-    for step in range(3, 7):
+    for step in (3, 4):
         is_best = step % 2 == 0
         best = {"best_epoch": step if is_best else step - 1}
         save(writer, step, is_best=is_best, best=best)
 
 
 def test_a_kill_before_any_call_leaves_whole_files_and_a_best_that_fits(tmp_path: Path) -> None:
-    """Every prefix of the calls of four saves; each is a process that kills itself there."""
+    """Every prefix of the calls of two saves; each is a process that kills itself there."""
     jobs = []
-    for number in range(1, 25):
+    for number in range(1, 15):
         folder = tmp_path / str(number)
         writer = CheckpointWriter(folder)
         save(writer, 1, best={"best_epoch": 0})
@@ -193,7 +193,7 @@ def test_a_kill_before_any_call_leaves_whole_files_and_a_best_that_fits(tmp_path
         check_whole(folder)
         CheckpointWriter(folder)  # the next start clears what the killed one left
         assert not list(folder.glob("*.part"))
-    assert codes.count(-signal.SIGKILL) >= 20  # the calls were met
+    assert codes.count(-signal.SIGKILL) >= 10  # the calls were met
 
 
 def check_whole(folder: Path) -> None:

@@ -22,6 +22,8 @@ from train.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 from train.data.sample_order import STREAMED, SampleOrder
 from train.records.record import read_epochs, read_run
 
+pytestmark = pytest.mark.training
+
 NUM_TRAIN, BATCH, STEPS = 42, 8, 5
 EPOCHS = 4
 MAX_ATTEMPTS_PER_KILL = 3  # a kill may come before the attempt has begun
@@ -126,7 +128,8 @@ def run_chaos(
     assert chaos.num_kills >= num_kills
     chaos.start().expect(DONE)
     check_end(chaos, data, folder / "end")
-    assert chaos.num_in_writes > num_kills // 15  # the writer was met, and not by luck
+    if num_kills >= 5:
+        assert chaos.num_in_writes > num_kills // 15  # the writer was met, and not by luck
 
 
 def begin_anew(old: Chaos, data: Path, folder: Path) -> Chaos:
@@ -171,15 +174,17 @@ def lost_ranks() -> set[str]:
     return {f"error: lost contact with rank {rank}" for rank in range(2)}
 
 
-def test_five_random_kills(images: Path, tmp_path: Path) -> None:
-    run_chaos(images, tmp_path, num_kills=5, seed=20240229)
+def test_a_few_random_kills(images: Path, tmp_path: Path) -> None:
+    run_chaos(images, tmp_path, num_kills=2, seed=20240229)
 
 
 @pytest.mark.usefixtures("small_units")
-def test_four_random_kills_in_the_streamed_order(tars: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("num_kills", [1, pytest.param(50, marks=pytest.mark.soak)])
+def test_random_kills_in_the_streamed_order(tars: Path, tmp_path: Path, num_kills: int) -> None:
     order = open_streamed(tars)
     assert order.window < NUM_TRAIN
-    run_chaos(tars, tmp_path, num_kills=4, seed=19, order=order)
+    run_chaos(tars, tmp_path, num_kills, seed=19, order=order)
 
 
 @pytest.mark.soak

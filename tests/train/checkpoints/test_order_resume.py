@@ -18,8 +18,10 @@ from tests.train.data.small_batches import open_streamed
 from tests.train.outcomes import EVERY_STEP, final_state, find_differences, read_trace
 from train.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 from train.checkpoints.torch_file import write_torch_file
-from train.data.sample_order import SampleOrder
+from train.data.sample_order import SampleOrder, order_along
 from train.records.record import read_run
+
+pytestmark = pytest.mark.training
 
 NUM_TRAIN, BATCH, STEPS = 42, 8, 5  # images, batch, steps an epoch
 STREAMED = ["--order", "streamed"]
@@ -66,6 +68,40 @@ def test_a_streamed_run_moves_between_ranks_and_from_the_tar_to_a_folder(
     record = read_run(out)
     assert record["config"]["order"] == "streamed"
     assert (record["dataset"]["units"], record["dataset"]["window"]) == (order.units, order.window)
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_run_keeps_its_lanes_on_any_ranks(tars: Path, tmp_path: Path) -> None:
+    """4 lanes on one rank, then on 2; `streamed` means the checkpoint's lanes, too."""
+    plain = open_streamed(tars)
+    assert plain.layout is not None
+    order = order_along(plain.layout, plain.units, BATCH, None, 4)
+    out, trace = tmp_path / "out", tmp_path / "trace"
+    argv = [str(tars), "--epochs", "2", "--microbatch", "2", "--output", str(out)]
+    hook = partial(hooks.all_of, SMALL_UNITS, partial(hooks.trace_samples, trace))
+    lanes = ["--order", "streamed:4", "--max-steps", "3"]
+    first = run([*argv, *lanes], tmp_path / "log", 1, hook).expect(DONE)
+    assert "order: streamed, all in each of 4 lanes of 42 images" in first.log
+    refused = run([*argv, "--order", "streamed:2"], tmp_path / "log1").expect(USER_MISTAKE)
+    assert "lanes: 4 -> 2" in refused.log
+    run([*argv, *STREAMED], tmp_path / "log2", 2, hook).expect(DONE)
+    check_samples(trace, order, epochs=2)
+    assert final_state(out)["identity"]["lanes"] == read_run(out)["dataset"]["lanes"] == 4
+
+
+def test_a_checkpoint_without_lanes_has_one(tars: Path, tmp_path: Path) -> None:
+    argv = [str(tars), "--output", str(tmp_path / "out"), "--max-steps"]
+    run([*argv, "2", *STREAMED], tmp_path / "log").expect(DONE)
+    assert "lanes" not in final_state(tmp_path / "out")["identity"]
+    refused = run([*argv, "3", "--order", "streamed:2"], tmp_path / "log1").expect(USER_MISTAKE)
+    assert "lanes: 1 -> 2" in refused.log
+    run([*argv, "3", "--order", "streamed:1"], tmp_path / "log2").expect(DONE)
+
+
+def test_a_batch_that_lanes_do_not_divide_is_exit_2(tars: Path, tmp_path: Path) -> None:
+    argv = [str(tars), "--order", "streamed:3", "--output", str(tmp_path / "out")]
+    refused = run(argv, tmp_path / "log").expect(USER_MISTAKE)
+    assert "--batch-size 8 cannot be cut into 3 lanes" in refused.log
 
 
 def test_a_resumed_streamed_run_is_bit_for_bit_the_undisturbed_one(

@@ -17,13 +17,18 @@ from train.checkpoints.checkpoint import list_checkpoints
 from train.data.sampler import epoch_order
 from train.records.record import EPOCHS_FILE, read_epochs, read_lines, read_run
 
+pytestmark = pytest.mark.training
+
 NUM_TRAIN, BATCH, STEPS = 42, 8, 5  # images, batch, steps an epoch
 
 
 # --- kill and resume --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("world", "arch"), [(1, ranks.ARCH), (2, ranks.REAL_ARCH)])
+@pytest.mark.parametrize(
+    ("world", "arch"),
+    [(1, ranks.ARCH), (2, ranks.ARCH), pytest.param(2, ranks.REAL_ARCH, marks=pytest.mark.soak)],
+)
 def test_a_killed_and_resumed_run_is_bit_for_bit_the_undisturbed_one(
     images: Path, tmp_path: Path, world: int, arch: str
 ) -> None:

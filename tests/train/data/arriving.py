@@ -27,6 +27,14 @@ def write_padded(images: Path, folder: Path) -> Path:
     return folder
 
 
+def write_indexed(images: Path, folder: Path) -> Path:
+    """The same with their indexes beside them, as an origin would have them."""
+    write_padded(images, folder)
+    for name in (TRAIN, VAL):
+        build_index(folder / name, checksums=True)
+    return folder
+
+
 def _read_padded(split: Path) -> Tree:
     noise = np.random.default_rng(0)
     return {

@@ -113,8 +113,8 @@ def pair_share(kind: Int64s) -> float:
 def find_live_bytes(stand: Stand, order: Int64s) -> int:
     """The most bytes of units of which some image was used and another is still to come."""
     unit = stand.layout.unit[order]
-    num_bytes = stand.units.num_bytes[stand.units.group != EMPTY]
-    _, first = np.unique(unit, return_index=True)
+    used, first = np.unique(unit, return_index=True)
+    num_bytes = stand.units.num_bytes[used]
     last = len(unit) - 1 - np.unique(unit[::-1], return_index=True)[1]
     change = np.zeros(len(unit) + 1, np.int64)
     np.add.at(change, first, num_bytes)

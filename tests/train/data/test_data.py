@@ -32,7 +32,7 @@ from tests.train.data.small_batches import (
 )
 from train.data.batches import LOOK_S, Item
 from train.data.decode import UNIFORMS_PER_SAMPLE, decode_train
-from train.data.loader import load_batches
+from train.data.loader import _raise_once, load_batches
 from train.data.sampler import epoch_order, sample_uniforms
 from train.data.sources import Source, TarSource, explain_failed_read
 from train.data.splits import fingerprint_of, needs_index, open_dataset
@@ -396,19 +396,39 @@ def test_workers_leave_the_schedulers_signals_to_their_rank(
     """SLURM and HTCondor signal every process of a job, the loader's workers too."""
     opened = open_images(images)
     items = items_of(opened)
+    others = child_pids()  # such as those that ranks are forked from, which a signal would end
     batches = load_batches(opened, items, 2)
     found = [digest(next(batches)), digest(next(batches))]  # both workers are past their start
+    workers = child_pids() - others
+    assert len(workers) == 2
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
-        for pid in worker_pids():
+        for pid in workers:
             os.kill(pid, number)
     found += [digest(batch) for batch in batches]
     assert dict(zip(items, found, strict=True)) == expected
 
 
-def worker_pids() -> list[int]:
+def test_a_dead_worker_is_told_of_once() -> None:
+    """torch's handler would raise at each later SIGCHLD, also in the lines that end the run."""
+
+    def tell(number: int, frame: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+    before = signal.signal(signal.SIGCHLD, tell)
+    try:
+        _raise_once()
+        _raise_once()  # for another loader
+        with pytest.raises(RuntimeError, match="DataLoader worker"):
+            signal.raise_signal(signal.SIGCHLD)
+        signal.raise_signal(signal.SIGCHLD)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def child_pids() -> set[int]:
     me = os.getpid()
     children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
-    return [int(pid) for pid in children if b"resource_tracker" not in _command(pid)]
+    return {int(pid) for pid in children if b"resource_tracker" not in _command(pid)}
 
 
 def _command(pid: str) -> bytes:

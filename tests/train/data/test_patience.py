@@ -28,6 +28,8 @@ from train.data.splits import open_dataset
 from train.ranks.interrupt import Vote
 from train.records.record import read_run
 
+pytestmark = pytest.mark.training
+
 CPU = torch.device("cpu")
 LOADERS = [("pil", 0), ("pil", 2), ("kernel", 2)]  # in place, worker processes, threads
 

@@ -235,6 +235,9 @@ def test_a_validation_goes_on_with_the_same_ranks_only(tars: Path) -> None:
         ({"rank": 1}, "give both rank and world_size"),
         ({"rank": 2, "world_size": 2}, "rank=2 is not one of 2 ranks"),
         ({"order": "random"}, "order 'random' is none of"),
+        ({"num_workers": -1}, "num_workers=-1 must be at least 0"),
+        ({"skip_bad_images": -1}, "skip_bad_images=-1 must be at least 0"),
+        ({"decoder": "kernal"}, "decoder 'kernal' is none of 'auto', 'kernel' and 'pil'"),
     ],
 )
 def test_a_mistake_is_one_line(tars: Path, settings: dict[str, Any], words: str) -> None:

@@ -82,6 +82,24 @@ def test_a_run_that_goes_on_keeps_its_window() -> None:
     assert order_along(TINY.layout, "x", 2, 4).window == 4
 
 
+def test_lanes_are_a_part_of_the_identity_unless_there_is_one() -> None:
+    assert TINY.layout is not None
+    plain = order_along(TINY.layout, "x", 4, None)
+    assert "lanes" not in plain.identity
+    assert order_along(TINY.layout, "x", 4, None, 1) == plain
+    two = order_along(TINY.layout, "x", 4, 2, 2)
+    assert two.identity == {"order": "streamed", "units": "x", "window": 2, "lanes": 2}
+    expected = streamed_order(5, 3, TINY.layout, 2, 2, 4)
+    assert two.permute(5, 3, 6).tolist() == expected.tolist()
+    assert "a window of 2 in each of 2 lanes of 6 images" in two.describe()
+
+
+def test_a_batch_that_the_lanes_do_not_divide_is_refused() -> None:
+    assert TINY.layout is not None
+    with pytest.raises(UserError, match="--batch-size 4 cannot be cut into 3 lanes"):
+        order_along(TINY.layout, "x", 4, None, 3)
+
+
 def test_a_set_of_few_batches_is_said_to_hide_little() -> None:
     assert TINY.note_narrow(4).startswith("1 batches of 4 are more than half")
     assert TINY.note_narrow(3) == SampleOrder().note_narrow(10**6) == ""

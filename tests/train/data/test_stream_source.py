@@ -176,10 +176,10 @@ def test_a_failure_of_the_fetcher_ends_those_who_wait(
 def test_wrong_data_ends_also_those_who_have_all_they_need(arriving: Arriving) -> None:
     arriving.bring_all()
     arriving.source.read(0)
-    arriving.map.fail(75, "the network is gone")
+    arriving.map.fail(75, "the network has been gone for six hours")
     arriving.source.check_unchanged()
     arriving.map.fail(3, "its digest is wrong")
-    with pytest.raises(DataError, match="its digest is wrong"):
+    with pytest.raises(DataError, match=r"^its digest is wrong$"):
         arriving.source.check_unchanged()
 
 

@@ -24,7 +24,7 @@ from tests.train.data.layouts import (
     shuffle_in_buffer,
 )
 from train.data.sampler import derive_key, epoch_order
-from train.data.streamed_order import Layout, choose_window, streamed_order
+from train.data.streamed_order import Layout, choose_window, sort_stably, streamed_order
 
 SEEDS, EPOCHS = st.integers(0, 2**63), st.integers(0, 10_000)
 GIB = 1 << 30
@@ -104,6 +104,15 @@ def test_the_order_is_what_it_was_when_the_formulas_were_fixed() -> None:
     assert hashlib.sha256(order.astype("<i8").tobytes()).hexdigest() == LARGE_DIGEST
 
 
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(0, 40))
+def test_equal_keys_keep_their_order(keys: list[int], max_ties: int) -> None:
+    values = np.array(keys, np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.data.streamed_order.MAX_TIES", max_ties)
+        order = sort_stably(values)
+    assert order.tolist() == np.argsort(values, kind="stable").tolist()
+
+
 def test_seed_and_epoch_change_the_order() -> None:
     layout = make_stand([200] * 20).layout
     orders = [streamed_order(s, e, layout, 500).tolist() for s, e in ((0, 0), (0, 1), (1, 0))]
@@ -176,7 +185,14 @@ def mix_of(name: str, batch: int) -> Mix:
 
 
 @pytest.mark.parametrize(
-    ("batch", "fewest_classes"), [(32, 24), (256, 195), (2048, 820), (8192, 990), (65_536, 1000)]
+    ("batch", "fewest_classes"),
+    [
+        (32, 24),
+        (256, 195),
+        pytest.param(2048, 820, marks=pytest.mark.soak),
+        pytest.param(8192, 990, marks=pytest.mark.soak),
+        (65_536, 1000),
+    ],
 )
 def test_imagenet_is_mixed_as_by_a_uniform_order(batch: int, fewest_classes: int) -> None:
     mix = mix_of("imagenet", batch)

@@ -23,6 +23,8 @@ from train.network.model import build_model, read_state_dict
 from train.optim import make_optimizer, set_lr
 from train.recipe import resolve_recipe
 
+pytestmark = pytest.mark.training
+
 State = dict[str, torch.Tensor]
 # One of each family that ends in another way.
 FAMILIES = [

@@ -24,6 +24,8 @@ from train.ranks.launch import Launch
 from train.ranks.launch_variables import candidate_ports
 from train.records.record import read_run
 
+pytestmark = pytest.mark.training
+
 SOON = timedelta(seconds=20)
 
 
@@ -112,7 +114,7 @@ def test_an_absent_rank_zero_is_a_passing_failure(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
-    argv = ["--dummy", "--output", str(tmp_path / "out"), "--timeout-minutes", "0.02"]
+    argv = ["--dummy", "--output", str(tmp_path / "out"), "--timeout-minutes", "0.1"]
     job = ranks.run(argv, tmp_path / "log", num_ranks=3, absent=(1,))
     assert job.codes == [TRY_AGAIN, TRY_AGAIN]
     assert "rank 1 of 3 did not join" in job.log

@@ -22,6 +22,8 @@ from train.checkpoints.checkpoint import list_checkpoints
 from train.records.record import read_run
 from train.run_folder import check_output
 
+pytestmark = pytest.mark.training
+
 
 def ignore_interrupts() -> None:
     """As a shell starts what it puts into the background."""
@@ -140,7 +142,7 @@ def start_trainer(slow_torch: Path, *argv: str) -> subprocess.Popen[str]:
 def end(process: subprocess.Popen[str]) -> str:
     """What it said, once it has ended; one that does not end is killed."""
     try:
-        return process.communicate(timeout=100)[1]
+        return process.communicate(timeout=280)[1]
     finally:
         process.kill()
 

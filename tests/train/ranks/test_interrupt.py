@@ -23,6 +23,8 @@ from train.ranks.interrupt import GRACE_S, Interrupt, Vote
 from train.ranks.launch import Launch
 from train.records.record import read_epochs, read_run
 
+pytestmark = pytest.mark.training
+
 STEPS = 5  # of an epoch of the fake data at batch 8
 NOW_S = 1_000_000.0
 

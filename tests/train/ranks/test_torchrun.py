@@ -25,7 +25,7 @@ def find_ranks(torchrun: psutil.Process) -> list[psutil.Process]:
 
 
 @pytest.mark.story
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(images: Path, tmp_path: Path) -> None:
     out, plain = tmp_path / "out", tmp_path / "plain"
     argv = [*ranks.SMALL, str(images), "--epochs", "4"]
@@ -53,7 +53,7 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(images: Path, tmp_p
 
 
 @pytest.mark.story
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_ctrl_c_reaches_the_ranks_of_torchrun_and_they_save(tmp_path: Path) -> None:
     out, log_path = tmp_path / "out", tmp_path / "log"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -75,12 +75,13 @@ def test_a_beat_survives_the_store() -> None:
     assert unpack_beat(beat.pack().encode()) == beat
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_hangs_in_an_evaluation_is_named(
     images: Path, tmp_path: Path, rank: int
 ) -> None:
     hook = partial(hooks.at_validation, rank, 1, partial(time.sleep, 100))
-    argv = [str(images), "--epochs", "1", "--microbatch", "4", "--timeout-minutes", "0.05"]
+    argv = [str(images), "--epochs", "1", "--microbatch", "4", "--timeout-minutes", "0.2"]
     job = ranks.run([*argv, "--output", str(tmp_path / "out")], tmp_path / "log", 2, hook=hook)
     assert job.codes == [CRASH, CRASH]
     assert f"rank {rank} (reading data) hangs: it answers" in job.log

@@ -28,6 +28,8 @@ from train.ranks.launch import Launch
 from train.records.predictions import MOST_MISTAKES, Predictions
 from train.records.record import read_lines
 
+pytestmark = pytest.mark.training
+
 NUM_VAL = 35
 
 

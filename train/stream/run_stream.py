@@ -1,8 +1,9 @@
 """A run whose tar is still arriving: planned, opened, fetched by need, proven, and recorded.
 
-The first rank plans the stream and keeps its fetcher, a process of its own. All ranks read the
-partial file, and see in a map what is here (train/data/stream_source.py). Maps, plan and task lie
-in a temporary folder of the node.
+The first rank of a node plans the stream and keeps its fetcher, a process of its own. All ranks
+read the partial file, and see in a map what is here (train/data/stream_source.py). Maps, plan and
+task lie in a temporary folder of the node. Of several nodes each has files of its own units, as it
+has with --cache-limit (train/stream/nodes.py).
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dataset.errors import UserError
-from dataset.federation.lookup import Options
 from dataset.redaction import printable, redact
 from dataset.stream.arrivals import Arrivals, State
 from dataset.stream.node import NodeStream
-from dataset.stream.plan import Refusal, StreamPlan, plan_stream
+from dataset.stream.plan import Refusal, StreamPlan
 from dataset.stream.spec import NEVER, Needs, StreamSpec
 from train.config import TrainConfig
 from train.data.bounded_cache import BoundedCache, open_cache, open_units
-from train.data.needs import count_ahead, count_first_steps, find_needs
+from train.data.needs import count_ahead, find_needs
 from train.data.network_meter import NetworkMeter
 from train.data.sample_order import SampleOrder
 from train.data.sources import Source
@@ -36,7 +37,22 @@ from train.data.unit_source import UnitSource
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.launch import Launch
-from train.stream_end import await_verification, prove_classes
+from train.ranks.nodes import Nodes
+from train.ranks.watch import READING
+from train.stream.early import EarlyStream
+from train.stream.nodes import (
+    add_costs,
+    agree_on_plan,
+    await_verification,
+    check_same_index,
+    count_costs,
+    describe_shares,
+    find_slots,
+    is_shared,
+    prove_classes,
+    share_proofs,
+)
+from train.stream.task import Task, ask_for_plan, fetch_folder, wants_stream
 
 log = logging.getLogger("trainyard")
 
@@ -44,59 +60,60 @@ log = logging.getLogger("trainyard")
 class Stream:
     """The stream of a run on one rank; of a run that does not stream, nothing."""
 
-    def __init__(self, cfg: TrainConfig, launch: Launch, comm: Comm) -> None:
+    def __init__(
+        self, cfg: TrainConfig, launch: Launch, comm: Comm, early: EarlyStream | None = None
+    ) -> None:
         self._cfg, self._launch, self._comm = cfg, launch, comm
+        self._early = early or EarlyStream()
         self._node: NodeStream | None = None
         self._sources: list[StreamSource] = []  # training, then validation if that streams too
-        self._meters: list[NetworkMeter] = []  # of all ranks
-        self._has_started = False  # on rank 0
+        self._nodes = Nodes()
+        self._meters: list[NetworkMeter] = []  # of all ranks of the node
+        self._has_started = False  # on the leader of a node
+        self._costs: list[dict[str, Any]] = []  # of the other nodes, when all last met
         self._needs: Needs = np.zeros(0, np.int32)
         self._first_step = 0
-        self._cache: BoundedCache | None = None  # rank 0's, with --cache-limit
+        self._cache: BoundedCache | None = None  # the leader's, where units come as files
 
     @property
     def is_on(self) -> bool:
         return self._node is not None
 
+    @property
+    def num_lanes(self) -> int:
+        """The lanes of a fresh run; 0 if this one does not stream."""
+        return len(self._nodes) if self.is_on else 0
+
     # Before the first step: all ranks together
 
-    def plan(self, num_nodes: int) -> bool:
+    def plan(self, nodes: Nodes) -> bool:
         """Whether DATA is streamed; says why it is not, unless it is here already."""
-        cfg = self._cfg
-        if not cfg.urls or cfg.stream == "never" or cfg.evaluate:
+        cfg, self._nodes = self._cfg, nodes
+        if not wants_stream(cfg):
             return False
         found: StreamPlan | Refusal | None = None
-        if num_nodes > 1:
-            found = refuse_nodes(num_nodes)
-        elif cfg.val_share:
+        if cfg.val_share:
             found = Refusal("--val-share validates on images of the training tar itself")
-        elif self._launch.is_main:
-            found = self._ask()
+        elif len(nodes) > 1 and is_shared(self._data_dir, nodes, self._comm):
+            found = Refusal(f"{self._data_dir} is one folder for several of {len(nodes)} nodes")
+        elif nodes.is_leader:
+            is_bounded = bool(cfg.cache_bytes) or len(nodes) > 1
+            found = self._early.plan or ask_for_plan(cfg, is_bounded=is_bounded)
         self._comm.say_done("plan")
         self._comm.wait_until_done("plan", self._comm.world_size)  # for as long as it takes
-        found = self._comm.from_main(found)
+        found = agree_on_plan(self._comm.gather(found), nodes)
         if isinstance(found, Refusal):
             self._refuse(found)
         elif isinstance(found, StreamPlan) and not found.train.is_here:
-            node = NodeStream.create(found) if self._launch.is_main else None
-            self._node = self._comm.from_main(node)
+            create = partial(NodeStream.create, found)
+            node = self._early.node or create() if nodes.is_leader else None
+            others = self._comm.gather(node)
+            self._node = node or others[nodes.leader]  # the leader's own keeps the folder
         return self.is_on
-
-    def _ask(self) -> StreamPlan | Refusal:
-        cfg = self._cfg
-        return plan_stream(
-            cfg.data,
-            self._data_dir,
-            index=cfg.index or "",
-            federation=cfg.federation,
-            token=cfg.token,
-            options=Options(give_up_s=cfg.give_up_s),
-            is_bounded=bool(cfg.cache_bytes),
-        )
 
     @property
     def _data_dir(self) -> Path:
-        return self._cfg.data_dir or Path("data")
+        return fetch_folder(self._cfg)
 
     def _refuse(self, refusal: Refusal) -> None:
         wish = "--cache-limit" if self._cfg.cache_bytes else "--stream always"
@@ -119,42 +136,54 @@ class Stream:
         """Takes the data set as another rank may have opened it; counts on this rank's meter."""
         assert self._node is not None
         rank, world_size = self._launch.local_rank, self._comm.world_size
-        self._meters = [NetworkMeter(self._node.folder / f"meter-{n}") for n in range(world_size)]
+        num_own = len(self._nodes.own_ranks)
+        self._meters = [NetworkMeter(self._node.folder / f"meter-{n}") for n in range(num_own)]
         # Sooner than the other ranks would take this one for hanging.
         max_wait_s = 0.8 * 60 * self._cfg.timeout_minutes if world_size > 1 else math.inf
         splits = (dataset.train, dataset.val)
         self._sources = [source for source in splits if isinstance(source, StreamSource)]
         for source in self._sources:
             source.count_on(self._meters[rank], rank, max_wait_s)
+        if len(self._nodes) > 1:
+            check_same_index(self._sources[0], self._comm)
 
     def start(self, order: SampleOrder, state: Mapping[str, Any] | None) -> None:
-        """Rank 0 writes down what the run needs when, and starts the fetcher."""
+        """Each leader writes down what its node needs when, and starts the fetcher."""
         assert self._node is not None
-        cfg, train, node = self._cfg, self._sources[0], self._node
-        self._first_step = step = state["step"] if state is not None else 0
-        per_epoch = len(train) // cfg.batch_size
-        if not self._launch.is_main or not per_epoch:  # a batch of more than all is refused soon
+        self._first_step = state["step"] if state is not None else 0
+        val_first = state is not None and not state["is_evaluated"]
+        task = Task(self._cfg, order, len(self._sources[0]), self._first_step, val_first)
+        if not task.total_steps:  # a batch of more than all is refused soon
             return
-        total = min(cfg.epochs * per_epoch, cfg.max_steps or cfg.epochs * per_epoch)
+        if self._nodes.is_leader:
+            self._start_fetcher(task)
+        if len(self._nodes) > 1:
+            used = self._comm.gather(self._cache.share.used if self._cache else 0)
+            of_nodes = [used[rank] for rank in self._nodes.leaders]
+            log.info("%s", describe_shares(of_nodes, self._sources[0].index.tar_size, order))
+        self.meet()
+
+    def _start_fetcher(self, task: Task) -> None:
+        cfg, train, node = self._cfg, self._sources[0], self._node
+        assert node is not None
+        place = (cfg.seed, cfg.batch_size, task.step)
         if isinstance(train, UnitSource):
-            steps = RunSteps(order, cfg.seed, cfg.batch_size, step, total)
+            slots = find_slots(self._nodes, cfg.batch_size, self._comm.world_size)
+            steps = RunSteps(task.order, *place, task.total_steps, slots)
             self._cache = open_cache(cfg.cache_bytes, train, node.plan.val, steps, node.folder)
+            spec = self._cache.make_spec(len(self._nodes.own_ranks))
+            self._follow(task.make_spec(node, None, spec))
+        elif self._early.follows(task):
+            self._needs = self._early.needs
         else:
-            self._needs = find_needs(train, order, cfg.seed, cfg.batch_size, step, total - 1)
-        spec = StreamSpec(
-            str(self._data_dir),
-            node.describe("train", None if self._cache else self._needs),
-            node.describe("val") if "val" in node.objects else None,
-            val_first=state is not None and not state["is_evaluated"],
-            first_steps=count_first_steps(order, len(train), cfg.batch_size, step),
-            federation=cfg.federation,
-            token=str(cfg.token) if cfg.token else None,
-            give_up_s=cfg.give_up_s,
-            cache=self._cache.make_spec(self._comm.world_size) if self._cache else None,
-        )
-        node.start(spec, [source.arrivals for source in self._sources])
+            self._needs = find_needs(train, task.order, *place, task.total_steps - 1)
+            self._follow(task.make_spec(node, self._needs))
         self._has_started = True
-        tell_start(cfg.data, self._data_dir, node, order)
+        tell_start(cfg.data, self._data_dir, node, task.order)
+
+    def _follow(self, spec: StreamSpec) -> None:
+        assert self._node is not None
+        self._node.start(spec, [source.arrivals for source in self._sources])
 
     # While it trains
 
@@ -181,33 +210,30 @@ class Stream:
         return self._meters[self._launch.local_rank].waited_s if self._meters else 0.0
 
     def look_at_classes(self) -> None:
-        """Rank 0 looks at the class tars that have come; raises if the index has one wrong."""
-        if self._launch.is_main:
+        """Looks at the class tars that have come, once a node; raises if one is wrong."""
+        if self._nodes.is_leader:
             for source in self._sources:
                 source.list_unproven()
 
+    def meet(self) -> None:
+        """Rank 0 learns what the stream has cost the other nodes; all ranks together."""
+        if self.is_on and len(self._nodes) > 1:
+            costs = self._comm.gather(self._count_costs())
+            self._costs = [costs[rank] for rank in self._nodes.leaders[1:] if costs[rank]]
+
     def describe(self) -> dict[str, Any]:
         """For the record of this attempt; of a run that does not stream, nothing."""
+        costs = self._count_costs()
+        if len(self._nodes) > 1 and costs:
+            costs = add_costs([costs, *self._costs])
+        return {"stream": costs} if costs else {}
+
+    def _count_costs(self) -> dict[str, Any]:
+        """What the stream has cost this node, as its leader knows."""
         if self._node is None or not self._has_started:
             return {}
-        tallies = [source.arrivals.tally for source in self._sources]
-        causes = {cause for tally in tallies for cause in tally.twice or {}}
-        waited = [meter.waited_s for meter in self._meters]
-        stream = {
-            "bytes_fetched": sum(tally.fetched for tally in tallies),
-            "bytes_resumed": sum(tally.resumed for tally in tallies),
-            "bytes_twice": {
-                cause: sum((tally.twice or {}).get(cause, 0) for tally in tallies)
-                for cause in sorted(causes)
-            },
-            "hits": sum(meter.hits for meter in self._meters),
-            "misses": sum(meter.misses for meter in self._meters),
-            "network_wait_s": sum(waited) / len(waited),
-            "fetcher_restarts": self._node.num_restarts,
-            "index": "proven" if self._node.plan.train.is_proven else "unproven",
-            "is_whole": all(source.arrivals.state is State.WHOLE for source in self._sources),
-        }
-        return {"stream": stream | (self._cache.describe() if self._cache else {})}
+        costs = count_costs(self._node, self._sources, self._meters)
+        return costs | (self._cache.describe() if self._cache else {})
 
     # At the end
 
@@ -216,22 +242,26 @@ class Stream:
         if not self.is_on:
             return Vote.GO_ON
         vote = Vote.GO_ON
-        if self._launch.is_main:
+        self._comm.advance(READING)  # however long the network takes, nobody hangs
+        if len(self._nodes) > 1:
+            share_proofs(self._sources[0], self._nodes, self._comm)
+        if self._nodes.is_leader:
             vote = prove_classes(self._sources, ask)
             vote = vote if vote.is_urgent else await_verification(self._sources, ask)
         self._comm.say_done("stream")
         self._comm.wait_until_done("stream", self._comm.world_size)
-        return Vote(self._comm.from_main(vote))
+        return Vote(max(self._comm.gather(vote)))
 
     def close(self) -> None:
         """Ends the fetcher and removes the folder of the node; what has arrived stays."""
-        if self._node is not None and self._launch.is_main:
+        self._early.close()
+        if self._node is not None and self._nodes.is_leader:
             self._node.stop()
             self._node.remove()
 
 
 def refuse_nodes(num_nodes: int) -> Refusal:
-    """Why a job of several nodes does not stream."""
+    """Why a loop that is not ours does not stream on several nodes."""
     return Refusal(f"on {num_nodes} nodes, where each would fetch nearly all of it")
 
 

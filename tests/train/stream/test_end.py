@@ -9,9 +9,9 @@ import pytest
 
 from dataset.errors import DataError, PassingError
 from tests.train.data.arriving import Arriving, write_padded
-from train import stream_end
 from train.ranks.interrupt import Vote
-from train.stream_end import await_verification, prove_classes
+from train.stream import nodes
+from train.stream.nodes import await_verification, prove_classes
 
 
 @pytest.fixture
@@ -86,6 +86,6 @@ def test_a_passing_failure_of_the_verification_is_left_to_the_next_start(tar: Ar
 def test_the_waiting_for_a_verification_has_an_end(
     tar: Arriving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_end, "MAX_VERIFY_S", 0.0)
+    monkeypatch.setattr(nodes, "MAX_VERIFY_S", 0.0)
     tar.bring_all()
     assert await_verification([tar.source], lambda: Vote.GO_ON) is Vote.GO_ON

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset.archive.index import build_index
 from dataset.archive.index_file import load_index_alone
 from dataset.errors import BAD_DATA, CHECKPOINTED, DONE, TRY_AGAIN, USER_MISTAKE
 from dataset.own_names import part_path
@@ -26,7 +25,7 @@ from tests.dataset.small_server import Handler
 from tests.dataset.tars import TRAIN, VAL
 from tests.train import hooks
 from tests.train import started_ranks as ranks
-from tests.train.data.arriving import write_padded
+from tests.train.data.arriving import write_indexed
 from tests.train.outcomes import (
     EVERY_STEP,
     final_state,
@@ -39,6 +38,8 @@ from tests.train.tar_server import Misbehave, answer, first_byte, hold_back, ser
 from train.data.sampler import epoch_order
 from train.records.record import read_epochs, read_run
 
+pytestmark = pytest.mark.training
+
 TWO_EPOCHS = ["--epochs", "2", "--microbatch", "4"]
 INDEX = ".index"
 
@@ -46,10 +47,7 @@ INDEX = ".index"
 @pytest.fixture(scope="module")
 def served(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The two tars and their indexes, as an origin would have them."""
-    folder = write_padded(images, tmp_path_factory.mktemp("served") / "tars")
-    for tar in (folder / TRAIN, folder / VAL):
-        build_index(tar, checksums=True)
-    return folder
+    return write_indexed(images, tmp_path_factory.mktemp("served") / "tars")
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +179,25 @@ def test_a_killed_rank_goes_on(local: Path, served: Path, tmp_path: Path, where:
     check_same_run(tmp_path, local, served)
 
 
+def test_a_run_that_validates_first_gets_the_validation_images_first(
+    local: Path, served: Path, tmp_path: Path
+) -> None:
+    """In a new sandbox: the training tar is held back until the epoch is on record."""
+    stop, is_open = partial(hooks.at_step, 0, 4, hooks.terminate_myself), Event()
+    with serving_folder(served) as (url, _):
+        start_run(name_urls(url), tmp_path, hook=stop).expect(CHECKPOINTED)
+    assert stopped_at(tmp_path / "run") == 5 and read_epochs(tmp_path / "run") == []
+    (tmp_path / "data").rename(tmp_path / "left behind")
+    with serving_folder(served, hold_back(1, is_open)) as (url, _):
+        job = start_run(name_urls(url), tmp_path)
+        try:
+            job.wait_for(lambda: read_epochs(tmp_path / "run"), "the validation")
+        finally:
+            is_open.set()
+        job.expect(DONE)
+    check_same_run(tmp_path, local, served)
+
+
 def find_map(folder: Path) -> Arrivals | None:
     """The map of a run under way, once its fetcher is heard of."""
     for path in folder.glob("trainyard-stream-*/train.map"):
@@ -244,8 +261,9 @@ def test_a_run_that_starves_is_saved_once_and_then_to_be_tried_again(
     flags = ["--order", "uniform", "--seed", str(seed), "--give-up-after", "5"]
     with serving_folder(served, refuse_end(last, 503)) as (url, _):
         if num_ranks == 1:
-            start_run(name_urls(url), tmp_path, *flags).expect(CHECKPOINTED)
+            job = start_run(name_urls(url), tmp_path, *flags).expect(CHECKPOINTED)
             assert stopped_at(tmp_path / "run") == step
+            assert re.search(rf" step {step}/10 .*, 0 steps ahead$", job.log, re.MULTILINE)
         job = start_run(name_urls(url), tmp_path, *flags, num_ranks=num_ranks).expect(TRY_AGAIN)
     assert "Traceback" not in job.log and list(tmp_path.glob("trainyard-stream-*")) == []
     assert part_path(tmp_path / "data" / TRAIN).exists()
@@ -281,7 +299,8 @@ def test_a_tar_without_an_index_is_fetched_whole_with_the_command_that_avoids_it
         flags = ["--stream", stream, "--max-steps", "1"]
         job = start_run(f"{url}/{TRAIN}", tmp_path / "a", *flags)
         job.expect(USER_MISTAKE if stream == "always" else DONE)
-    command = f"python scripts/index_tar.py --checksums {url}/{TRAIN}"
+    where = f"--index-dir {tmp_path / 'a' / 'data'} {url}/{TRAIN}"
+    command = f"python scripts/index_tar.py --checksums {where}"
     assert (command in job.log) == (stream != "never") and "Traceback" not in job.log
     if stream != "always":
         assert (tmp_path / "a" / "data" / TRAIN).exists()
@@ -308,15 +327,3 @@ def test_a_short_run_proves_its_classes_and_leaves_the_partial_file(
     assert part_path(data / TRAIN).exists() and not (data / TRAIN).exists()
     assert not stream_of(tmp_path / "a")["is_whole"]
     assert len(read_epochs(tmp_path / "a" / "run")) == 1  # validated
-
-
-def count_two(_: object) -> int:
-    return 2
-
-
-def test_several_nodes_do_not_stream_yet(served: Path, tmp_path: Path) -> None:
-    refuse = partial(hooks.set_value, "train.open_data", "sum", count_two)
-    with serving_folder(served) as (url, _):
-        job = start_run(f"{url}/{TRAIN}", tmp_path, "--stream", "always", hook=refuse)
-        job.expect(USER_MISTAKE)
-    assert "on 2 nodes" in job.log

@@ -29,7 +29,7 @@ from train.data.sample_order import SampleOrder
 from train.data.sources import Source
 from train.data.stream_source import StreamSource
 from train.ranks.launch import detect_launch
-from train.streaming import open_streamed, refuse_nodes, tell_start
+from train.stream.run_stream import open_streamed, refuse_nodes, tell_start
 
 log = logging.getLogger("trainyard")
 

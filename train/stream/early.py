@@ -1,0 +1,96 @@
+"""A stream that begins while torch is still being imported, which takes seconds (no torch).
+
+Only for a run of one rank: several plan together, once they have met. It is a guess that the run is
+a new one. If it turns out to go on from a checkpoint, the fetcher is given another task
+(train/stream/run_stream.py), and what has arrived is kept.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dataset.stream.arrivals import Arrivals
+from dataset.stream.node import NodeStream
+from dataset.stream.plan import Refusal, StreamPlan
+from dataset.stream.spec import Needs
+from train.config import TrainConfig
+from train.data.needs import find_needs
+from train.data.network_meter import NetworkMeter
+from train.data.sample_order import UNIFORM, SampleOrder, order_along
+from train.data.stream_source import StreamSource
+from train.data.tar_layout import find_layout
+from train.ranks.launch import Launch
+from train.stream.task import Task, ask_for_plan, wants_stream
+
+
+class EarlyStream:
+    """A plan, and the fetcher that follows it already; of a run that does not stream, nothing."""
+
+    def __init__(self) -> None:
+        self.plan: StreamPlan | Refusal | None = None
+        self.node: NodeStream | None = None
+        self.needs: Needs = np.zeros(0, np.int32)
+        self._task: Task | None = None
+
+    def begin(self, cfg: TrainConfig) -> None:
+        """Starts the fetcher on what a new run needs, in the order of its steps."""
+        plan = self.plan
+        if not isinstance(plan, StreamPlan) or plan.train.is_here or plan.is_bounded:
+            return
+        self.node = node = NodeStream.create(plan)
+        if node.whole_val:  # which is fetched first, into the same folder
+            return
+        arrivals = [Arrivals(node.map_path(name)) for name in node.objects]
+        meter = NetworkMeter(node.folder / "meter-0")
+        train = StreamSource(plan.train.load_index(), arrivals[0], meter)
+        task = Task(cfg, _choose_order(cfg, train), len(train))
+        if not task.total_steps:  # refused soon
+            return
+        last = task.total_steps - 1
+        self.needs = find_needs(train, task.order, cfg.seed, cfg.batch_size, 0, last)
+        node.start(task.make_spec(node, self.needs), arrivals)
+        self._task = task
+
+    def follows(self, task: Task) -> bool:
+        """Whether the fetcher already works on a task."""
+        return self._task is not None and self._task.identity == task.identity
+
+    def forget(self) -> None:
+        """Removes the folder at once; the fetcher ends with this process."""
+        if self.node is not None:
+            self.node.remove()
+
+    def close(self) -> None:
+        """Ends the fetcher and removes its folder; what has arrived stays. May be called again."""
+        if self.node is not None:
+            self.node.stop()
+            self.node.remove()
+
+
+def begin_early(cfg: TrainConfig, launch: Launch) -> EarlyStream:
+    """The stream of a run of one rank that seems to be new, begun; of any other, nothing."""
+    early = EarlyStream()
+    # Several ranks find out together what is wrong with a URL, so that one of them says it.
+    is_skipped = cfg.show_recipe or cfg.val_share or launch.world_size > 1
+    if not is_skipped and wants_stream(cfg):
+        early.plan = ask_for_plan(cfg, is_bounded=bool(cfg.cache_bytes))
+        if not _may_go_on(cfg):
+            try:
+                early.begin(cfg)
+            except BaseException:
+                early.close()
+                raise
+    return early
+
+
+def _may_go_on(cfg: TrainConfig) -> bool:
+    """Whether there is an earlier attempt by what the flags name."""
+    return cfg.resume is not None or (cfg.output is not None and (cfg.output / "ckpt").exists())
+
+
+def _choose_order(cfg: TrainConfig, train: StreamSource) -> SampleOrder:
+    """The order of a new run (train/prepare.py chooses it for all)."""
+    if cfg.order_name == UNIFORM:
+        return SampleOrder()
+    layout, units = find_layout(train, train.index.tar, cfg.index_dir)
+    return order_along(layout, units, cfg.batch_size, None, cfg.order_lanes or 1)
