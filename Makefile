@@ -13,8 +13,8 @@ export PYTHONDONTWRITEBYTECODE :=
 CLUSTER := slurm or condor or osdf or mpi
 # Tests on simulated GPUs (tests/gpu_sim), on a real one where it is.
 GPU := gpu or gpusim
-# On real services a test that fails is tried once more: one busy moment must not refuse a change. Each such test is
-# listed at the end as RERUN, and is a bug to fix; RERUNS=0 shows it at once. All other parts have no second try.
+# On real services what fails is tried once more, with new services and a new story: one busy moment must not refuse a
+# change. Each such test is a bug to fix; RERUNS=0 has no second try, as all other parts.
 RERUNS ?= 1
 # Debian packages that tests use beside those that each service installs for itself.
 APT_PACKAGES := libarchive-tools openmpi-bin chromium fonts-dejavu-core gcc g++ libc6-dev libjpeg62-turbo-dev iproute2 git
@@ -63,8 +63,10 @@ test-gpu: setup system ## the part on a GPU, simulated where there is none
 
 # Each worker starts services of its own, on their own ports: its tests mostly wait for them. WORKERS=0 is one process.
 WORKERS ?= 2
+ON_SERVICES := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(CLUSTER)"
 test-cluster: setup system ## the part on real services, which it starts and stops
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --reruns $(RERUNS) -m "$(CLUSTER)"
+	$(PY) $(ON_SERVICES) || { (( $$? == 1 && $(RERUNS) )) && echo "RERUN: what failed above, once more" && \
+	  $(PY) $(ON_SERVICES) --last-failed --last-failed-no-failures none; }
 
 # The floor of README's promise, in an environment of its own (2.5 GB); PYTHON_OLDEST names a Python 3.10.
 PYTHON_OLDEST ?= python3.10

@@ -136,6 +136,12 @@ class Job:
         """Sends a signal to the tasks of the job's steps."""
         run("scancel", f"--signal={name}", self.id)
 
+    def limit_minutes(self, minutes: int) -> None:
+        """Moves the end of the job to this many minutes from now, or up to one minute less."""
+        hours, full, _ = self.show()["RunTime"].split(":")
+        limit = 60 * int(hours) + int(full) + minutes
+        run("scontrol", "update", f"JobId={self.id}", f"TimeLimit={limit}")
+
     def cancel(self) -> None:
         run("scancel", self.id)
 
