@@ -41,6 +41,7 @@ from benchmarks.bench import BenchFlags, measure_beside_service, report, rounds_
 from benchmarks.stream_verdict import model_real_set, tables
 from dataset.errors import UserError, run_command
 from dataset.flags import flag, make_parser, parse_flags
+from train.data.decode import choose_decoder
 
 MEASURE = "tests.cluster.osdf.stream_benchmark"  # starts the mini-OSDF, and measures
 
@@ -62,6 +63,7 @@ def main() -> int:
     flags = parse_flags(StreamFlags, make_parser(__doc__))
     if not shutil.which("curl"):
         raise UserError("curl is not here, and it is a peer: apt-get install curl")
+    choose_decoder("kernel")  # where it is not built, this would measure another trainer
     asked = {name: getattr(flags, name) for name in ("megabytes", "rate", "rtt", "compute")}
     asked |= {"rounds": flags.rounds, "fault-rounds": flags.fault_rounds}
     words = [word for name, value in asked.items() for word in (f"--{name}", value)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dataset.errors import CommandError, PassingError
 from dataset.federation.connection import NETWORK_ERRORS
+from dataset.federation.framing import ProtocolError
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target, Verdict
 from dataset.federation.tokens import Access
@@ -77,9 +78,16 @@ def _exists(
             try:
                 size = ask_size(lookup, servers[number % len(servers)])
             except NETWORK_ERRORS as error:
-                has_answer |= isinstance(error, StatusError) and error.status in (401, 403, 404)
+                has_answer |= _is_no(error)
                 continue
             return 0 < size <= MAX_INDEX_BYTES
     if is_needed and not has_answer:
         raise PassingError(f"nobody answers whether there is {target.identity}; try again later")
     return False
+
+
+def _is_no(error: Exception) -> bool:
+    """Whether a server has said no, in its own way: a status, or a page for people."""
+    if isinstance(error, StatusError):
+        return 400 <= error.status < 500 and error.status not in (408, 429)
+    return isinstance(error, ProtocolError)

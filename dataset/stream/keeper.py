@@ -42,6 +42,7 @@ class Keeper:
         self._name = printable(redact(read_spec(spec_path).train.url))
         self._is_stopping = threading.Event()
         self._owner = os.getpid()
+        self._process: subprocess.Popen[bytes] | None = None
         # All starts are from one thread that outlives them: a parent's death is that of its thread.
         self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
 
@@ -57,6 +58,12 @@ class Keeper:
         self._is_stopping.set()
         self._thread.join(2 * END_S)
         atexit.unregister(self.stop)
+
+    def kill(self) -> None:
+        """Ends the fetcher at once and waits for nothing, in a process that is about to end."""
+        self._is_stopping.set()
+        if self._process is not None:
+            self._process.kill()
 
     def _keep(self) -> None:
         try:
@@ -88,7 +95,7 @@ class Keeper:
 
     def _run_once(self) -> str | int:
         """One start of the fetcher to its end: its exit code, or in words how it died."""
-        process = self._start()
+        process = self._process = self._start()
         started_s = time.monotonic()
         try:
             while process.poll() is None:

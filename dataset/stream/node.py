@@ -117,6 +117,11 @@ class NodeStream:
         if self._keeper is not None:
             self._keeper.stop()
 
+    def kill(self) -> None:
+        """Ends the fetcher at once, in a process that is about to end."""
+        if self._keeper is not None:
+            self._keeper.kill()
+
     def remove(self) -> None:
         """Removes the folder; what has arrived lies elsewhere."""
         if self._held is not None:

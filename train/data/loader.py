@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
@@ -136,14 +137,15 @@ def _start_processes(images: Images, items: Iterable[Item], num_workers: int) ->
     before = set(active_children())
     batches = iter(loader)
     _raise_once()
-    _kill_at_exit(set(active_children()) - before)
+    _kill_at_exit(weakref.WeakSet(set(active_children()) - before))
     return batches
 
 
-def _kill_at_exit(workers: Collection[BaseProcess]) -> None:
+def _kill_at_exit(workers: weakref.WeakSet[BaseProcess]) -> None:
     """Ends workers that are still at work when the program ends, as in a loop that was left early.
 
     Python's own way, SIGTERM and then waiting for them, would wait for ever: they ignore it.
+    Those that have ended are let go: each holds two open files, and a program may have many loops.
     """
     owner = os.getpid()
 

@@ -42,7 +42,8 @@ class UnitSource(StreamSource):
 
     def prove_only(self, classes: Collection[str]) -> None:
         """The other classes are proven on other nodes."""
-        self._is_left = np.array([self.index.classes[label] in classes for label in self._labels])
+        is_left = [self.index.classes[label] in classes for label in self._labels]
+        self._is_left = np.array(is_left, bool)  # also where no header tells a class
 
     def _find_unproven(self) -> npt.NDArray[np.intp]:
         units = find_unit(self.arrivals.bounds, self._first_image_at)

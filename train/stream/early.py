@@ -56,8 +56,9 @@ class EarlyStream:
         return self._task is not None and self._task.identity == task.identity
 
     def forget(self) -> None:
-        """Removes the folder at once; the fetcher ends with this process."""
+        """Removes the folder at once, before this process ends."""
         if self.node is not None:
+            self.node.kill()  # it would say that its folder is gone
             self.node.remove()
 
     def close(self) -> None:

@@ -182,6 +182,27 @@ def test_an_index_that_nobody_answers_about_is_a_passing_failure_where_it_is_nee
         assert "there is no" in refused(plan(url, tmp_path / "data")).reason
 
 
+@pytest.mark.parametrize("status", [400, 410, 200])
+def test_a_server_that_says_no_in_its_own_way_has_no_index(tmp_path: Path, status: int) -> None:
+    """A gateway's 400, or a page for people: asking again for days would not change it."""
+
+    def answer(handler: Handler) -> bool:
+        if not handler.path.endswith(".index"):
+            return False
+        page = b"<!DOCTYPE html><html>not found</html>"
+        handler.send_response(status)
+        handler.send_header("Content-Type", "text/html")
+        handler.send_header("Content-Length", str(len(page)))
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(page)
+        return True
+
+    with serving_tar(LARGE, misbehave=answer) as (url, _):
+        found = plan(url, tmp_path / "data", is_bounded=True)
+    assert "there is no" in refused(found).reason
+
+
 @pytest.mark.parametrize("is_given", [True, False])
 def test_an_index_that_was_of_no_use_is_fetched_again(
     index: Path, tmp_path: Path, is_given: bool

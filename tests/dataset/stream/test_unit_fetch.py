@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,6 +67,16 @@ def test_units_come_in_the_order_of_need_as_far_as_the_limit_allows(cache: Bound
             cache.step(step + 1)
     wait_until(lambda: cache.map.tally.fetched >= len(CONTENT))
     assert cache.map.tally.refetched == 0
+
+
+def test_an_index_with_labels_of_a_file_leaves_no_class_to_prove(tmp_path: Path) -> None:
+    """No header tells a class there; nor on one of several nodes."""
+    cache = make_bounded(tmp_path / "cache")
+    index = replace(cache.index, labels_from="LOC_val_solution.csv")
+    source = UnitSource(index, cache.map, cache.units, NetworkMeter(cache.folder / "meter"))
+    assert source.list_unproven() == []
+    source.prove_only([])
+    assert source.list_unproven() == []
 
 
 def test_what_fits_is_kept_and_the_rest_is_fetched_again(cache: Bounded) -> None:

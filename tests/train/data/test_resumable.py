@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +274,19 @@ def test_batches_from_before_the_ranks_met_are_refused(
     with pytest.raises(UserError, match=r"before torch\.distributed was initialised"):
         next(iter(early))
     assert len(list(given)) == len(list(open_batches(tars))) > 0
+
+
+def test_the_workers_of_loops_that_have_ended_are_let_go(tars: Path) -> None:
+    """A program may have hundreds of loops, each worker holds two files, and 1,024 are allowed."""
+
+    def find_workers() -> set[int]:
+        gc.collect()
+        return {id(found) for found in gc.get_objects() if isinstance(found, ForkProcess)}
+
+    before = find_workers()
+    for _ in range(2):
+        take(open_batches(tars, decoder="pil", num_workers=2))
+    assert find_workers() - before == set()
 
 
 def test_a_worker_that_dies_is_the_error_of_the_trainer(

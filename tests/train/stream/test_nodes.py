@@ -64,9 +64,10 @@ def test_each_node_brings_its_share_and_the_run_is_the_local_one(
     assert len(stream["bytes_of_nodes"]) == num_nodes
     assert sum(stream["bytes_of_nodes"]) == stream["bytes_fetched"]
     of_train = [num_bytes - val for num_bytes in stream["bytes_of_nodes"]]
+    twice = sum(stream["bytes_twice"].values())  # a busy machine may ask for a unit a second time
     # A border unit belongs to two lanes, and 42 images are few: a unit is 2.4 % of the tar.
-    assert max(of_train) <= size / num_nodes + 2 * UNIT
-    assert size - 20_000 <= sum(of_train) + 20_000 <= size + (num_nodes - 1) * 2 * UNIT
+    assert max(of_train) <= size / num_nodes + 2 * UNIT + twice
+    assert size - 20_000 <= sum(of_train) + 20_000 <= size + (num_nodes - 1) * 2 * UNIT + twice
     assert stream["bytes_refetched"] == 0 and "cache_limit" not in stream
     assert f"{num_nodes} nodes with folders of their own: each takes" in job.log
     for node in range(num_nodes):
@@ -100,7 +101,9 @@ def test_nodes_may_have_different_numbers_of_ranks(served: Path, tmp_path: Path)
             until = ["--max-steps", f"{last_step}"]
             start_on_nodes(f"{url}/{TRAIN}", where, layout, *flags, *until).expect(DONE)
             # The slots of the node with 2 ranks reach into the other's lane.
-            assert sum(stream_of(where)["bytes_of_nodes"]) <= 1.5 * size + 2 * UNIT
+            stream = stream_of(where)
+            twice = sum(stream["bytes_twice"].values())
+            assert sum(stream["bytes_of_nodes"]) <= 1.5 * size + 2 * UNIT + twice
     assert read_trace(where / "trace") == read_trace(local / "trace")
 
 
