@@ -251,8 +251,8 @@ def test_one_of_two_caches_without_ranges_is_asked_no_more_once_it_has_shown_tha
         bare, _, _ = stack.enter_context(serving_counted(misbehave=ignore_range))
         good, _, _ = stack.enter_context(serving_counted(misbehave=be_silent))
         place = stack.enter_context(directing_to([bare, good]))
-        fields = {"connections": 1, "stall_s": 200.0, "federation": place}
-        stage.run(stage.make("osdf:///ns/object.bin", **fields))
+        url = "osdf:///ns/object.bin"
+        stage.run(stage.make(url, connections=1, stall_s=200.0, federation=place))
     assert stage.path.read_bytes() == CONTENT
     assert len(asked) == 1 or (shown_by == "the size" and not asked)
     assert left_at == [0] * len(asked)
