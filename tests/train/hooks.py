@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -154,6 +155,18 @@ def use_small_units() -> None:
     for name, value in SMALL_UNITS.items():
         module, _, constant = name.rpartition(".")
         set_value(module, constant, value)
+
+
+FEW_CONNECTIONS = 2
+
+
+def use_few_connections() -> None:
+    """Little of a stream is in flight: a kill loses little, and most of a small limit is kept."""
+    from dataset.stream.spec import StreamSpec
+
+    few = functools.partial(StreamSpec, connections=FEW_CONNECTIONS)
+    set_value("train.stream.task", "StreamSpec", few)
+    set_value("train.data.unit_needs", "UNITS_A_CONNECTION", 0)  # or no limit would be small
 
 
 def fill_disk(folder: Path) -> None:

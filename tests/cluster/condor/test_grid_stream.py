@@ -71,7 +71,6 @@ def test_a_streamed_job_that_is_vacated_goes_on_as_if_nothing_was(
     assert [attempt["reason"] for attempt in run["attempts"]] == ["SIGTERM", "done"]
     for attempt in run["attempts"]:  # each in a new sandbox: nothing was there before
         assert attempt["stream"]["bytes_fetched"] > 0 == attempt["stream"]["bytes_resumed"]
-        assert attempt["time_to_first_step_s"] > 0
     assert run["attempts"][-1]["stream"]["is_whole"]
     assert run["config"]["order"] == "streamed"
     stages = {line["stage"] for line in read_lines(result_folder(job) / "stages.jsonl")}

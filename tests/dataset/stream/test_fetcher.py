@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +107,14 @@ def test_a_chunk_is_marked_when_it_is_right_and_not_before(tmp_path: Path) -> No
     assert stage.path.read_bytes() == CONTENT
 
 
+def directing_to(caches: list[str]) -> AbstractContextManager[str]:
+    """The address of a federation that names these caches, the nearest first."""
+    links = [f'<{url}>; rel="duplicate"; pri={n}' for n, url in enumerate(caches, 1)]
+    space = "namespace=/, require-token=false"
+    headers = {"Link": ", ".join(links), "X-Pelican-Namespace": space}
+    return directing(lambda handler: (307, dict(headers)))
+
+
 @pytest.mark.parametrize("fault", ["silent", "wrong"])
 def test_a_chunk_at_the_head_is_replaced_by_another_cache(fault: str, tmp_path: Path) -> None:
     """The silent connection is never given up by time: its limit is longer than the test's."""
@@ -128,13 +136,7 @@ def test_a_chunk_at_the_head_is_replaced_by_another_cache(fault: str, tmp_path: 
 
     with ExitStack() as stack:
         caches = [stack.enter_context(serving_counted(misbehave=misbehave))[0] for _ in range(2)]
-
-        def decide(handler: DirectorHandler) -> tuple[int, dict[str, str]]:
-            links = [f'<{url}>; rel="duplicate"; pri={n}' for n, url in enumerate(caches, 1)]
-            space = "namespace=/, require-token=false"
-            return 307, {"Link": ", ".join(links), "X-Pelican-Namespace": space}
-
-        place = stack.enter_context(directing(decide))
+        place = stack.enter_context(directing_to(caches))
         stage.run(stage.make("osdf:///ns/object.bin", needs, federation=place))
         gate.is_open.set()
     assert stage.path.read_bytes() == CONTENT
@@ -214,6 +216,46 @@ def test_a_source_without_ranges_is_read_from_front_to_back_and_that_is_said(
     assert stage.path.read_bytes() == CONTENT
     assert stage.maps[0].state is State.WHOLE
     assert sum("from front to back" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("shown_by", ["the size", "a block"])
+def test_one_of_two_caches_without_ranges_is_asked_no_more_once_it_has_shown_that(
+    shown_by: str, tmp_path: Path
+) -> None:
+    """Its answer to a block is not waited for: until it is hung up on, the other one is silent."""
+    stage, asked, left_at, is_left = Stage(tmp_path), [], [], threading.Event()
+
+    def ignore_range(handler: Handler) -> bool:
+        chunk = find_chunk(handler)
+        if chunk is None:
+            if shown_by == "the size":
+                del handler.headers["Range"]
+            return False
+        asked.append(chunk)
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(CONTENT)))
+        handler.end_headers()
+        with suppress(OSError):
+            handler.connection.recv(1)  # ends when the fetcher hangs up
+        left_at.append(int(stage.maps[0].here.sum()))
+        is_left.set()
+        handler.close_connection = True
+        return True
+
+    def be_silent(handler: Handler) -> bool:
+        if asked and find_chunk(handler) is not None:
+            is_left.wait(60)  # for ever, but for a fetcher that does not hang up
+        return False
+
+    with ExitStack() as stack:
+        bare, _, _ = stack.enter_context(serving_counted(misbehave=ignore_range))
+        good, _, _ = stack.enter_context(serving_counted(misbehave=be_silent))
+        place = stack.enter_context(directing_to([bare, good]))
+        url = "osdf:///ns/object.bin"
+        stage.run(stage.make(url, connections=1, stall_s=200.0, federation=place))
+    assert stage.path.read_bytes() == CONTENT
+    assert len(asked) == 1 or (shown_by == "the size" and not asked)
+    assert left_at == [0] * len(asked)
 
 
 def fail(stage: Stage, spec: StreamSpec) -> CommandError:

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from threading import Condition
 
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 from dataset.errors import CRASH, DONE, TRY_AGAIN
-from dataset.stream.spec import StreamSpec
 from dataset.stream.unit_map import UnitMap
 from tests.dataset.small_server import Handler
 from tests.dataset.tars import TRAIN, VAL
@@ -31,7 +29,7 @@ from train.data.bounded_cache import find_unit_folder
 pytestmark = pytest.mark.training
 
 FLAGS = ["-b", "12", "--epochs", "3"]  # 9 steps
-CONNECTIONS = 2  # of a node
+CONNECTIONS = hooks.FEW_CONNECTIONS  # of a node
 MAX_UNIT = 153_000  # bytes: an image and its header
 LIMIT = 2_000_000  # of 6.5 MB: less than a node's share
 KILLS = ("fetcher", "rank", "node", "fetcher")
@@ -79,12 +77,6 @@ class Valve:
         return self._num_left <= 0
 
 
-def use_few_connections() -> None:
-    """A hook: little is in flight when a fetcher is killed."""
-    hooks.set_value("train.stream.task", "StreamSpec", partial(StreamSpec, connections=CONNECTIONS))
-    hooks.set_value("train.data.unit_needs", "UNITS_A_CONNECTION", 0)  # or no limit would be small
-
-
 class Chaos:
     """A run of which something is killed again and again."""
 
@@ -103,7 +95,7 @@ class Chaos:
         """The run under way; all its fetchers have been heard of, so its ranks have met."""
         flags = [*FLAGS, *EVERY_STEP, *self.flags]
         where = (self.url, self.folder, self.layout)
-        self.job = job = start_on_nodes(*where, *flags, hook=use_few_connections)
+        self.job = job = start_on_nodes(*where, *flags, hook=hooks.use_few_connections)
         job.wait_for(lambda: all(find_map(node) for node in self.nodes), "all fetchers")
         return job
 

@@ -35,6 +35,7 @@ from tests.train.outcomes import (
     strip_times,
 )
 from tests.train.tar_server import Misbehave, answer, first_byte, hold_back, serving_folder
+from train.data.needs import HEADERS
 from train.data.sampler import epoch_order
 from train.records.record import read_epochs, read_run
 
@@ -177,6 +178,63 @@ def test_a_killed_rank_goes_on(local: Path, served: Path, tmp_path: Path, where:
     for left in tmp_path.glob("trainyard-stream-*"):  # by the kill
         shutil.rmtree(left)
     check_same_run(tmp_path, local, served)
+
+
+def test_a_vacated_run_begins_its_next_sandbox_with_what_its_next_step_needs(
+    served: Path, tmp_path: Path
+) -> None:
+    """All other bytes of the training tar are held back, those before them too."""
+    index, is_open = served / (TRAIN + INDEX), Event()
+    stops = (1, 2, 3)  # after SIGTERM at the samples of step 1
+    seed = next(s for s in range(1000) if all(has_gap(index, s, step) for step in stops))
+    flags = ["--order", "uniform", "--seed", str(seed)]
+    stop = partial(hooks.at_step, 0, 1, hooks.terminate_myself)
+    with serving_folder(served) as (url, _):
+        start_run(name_urls(url), tmp_path, *flags, hook=stop).expect(CHECKPOINTED)
+    step = stopped_at(tmp_path / "run")
+    assert step in stops
+    (tmp_path / "data").rename(tmp_path / "left behind")
+    needed = find_needed(index, seed, step)
+    with serving_folder(served, hold_others(needed, is_open)) as (url, _):
+        job = start_run(name_urls(url), tmp_path, *flags)
+        try:
+            job.wait_for_log(f" step {step + 1}/10 ")
+            found = find_map(tmp_path)
+            assert found is not None
+            assert needed.issuperset(np.flatnonzero(found.here).tolist())
+        finally:
+            is_open.set()
+        job.expect(DONE)
+    assert sorted(read_trace(tmp_path / "trace")) == list(range(10))
+
+
+def find_needed(index: Path, seed: int, step: int) -> set[int]:
+    """The MiB of the training tar that a step of the first epoch needs, in uniform order."""
+    found, samples = load_index_alone(index), epoch_order(seed, 0, 42)[8 * step : 8 * step + 8]
+    firsts = (found.offset[samples] - HEADERS) // CHUNK
+    lasts = (found.offset[samples] + found.size[samples] - 1) // CHUNK
+    pairs = zip(firsts.tolist(), lasts.tolist(), strict=True)
+    return {chunk for first, last in pairs for chunk in range(max(0, first), last + 1)}
+
+
+def has_gap(index: Path, seed: int, step: int) -> bool:
+    """Whether a step does not need some MiB that lies before one that it needs."""
+    needed = find_needed(index, seed, step)
+    return len(needed) <= max(needed)
+
+
+def hold_others(needed: set[int], is_open: Event) -> Misbehave:
+    """All of the training tar but these MiB comes only when the gate is open."""
+
+    def misbehave(handler: Handler) -> bool:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+        if handler.path == f"/{TRAIN}" and asked and asked[1] != asked[2]:  # not for the size
+            chunks = range(int(asked[1]) // CHUNK, int(asked[2]) // CHUNK + 1)
+            if not needed.issuperset(chunks):
+                is_open.wait()
+        return False
+
+    return misbehave
 
 
 def test_a_run_that_validates_first_gets_the_validation_images_first(
