@@ -24,7 +24,7 @@ from dataset.fetch.verify import whole_checksum
 from dataset.known_archives import WrongDigest, find_published
 from dataset.stream.pass_state import PassState, read_state, write_state
 from dataset.stream.resumable_md5 import Md5, continue_md5, start_md5
-from dataset.stream.window import WINDOW_CHUNKS, Stopped, WindowReader, WindowStore
+from dataset.stream.window import WINDOW_CHUNKS, TransferEnded, WindowReader, WindowStore
 from dataset.transfer.engine import NoRanges, ObjectChanged, Transfer
 from dataset.transfer.journal import CHUNK, Arrivals
 
@@ -130,7 +130,7 @@ class ForwardPass:
                 self._walk.first_header = head
             self._walk.run(self._pread, self._save_in_time)
             self._reader.finish()
-        except Stopped:
+        except TransferEnded:
             pass
         except BaseException as error:
             self._error = error

@@ -20,7 +20,7 @@ import numpy as np
 
 from dataset.errors import UserError
 from dataset.redaction import printable, redact
-from dataset.stream.arrivals import Arrivals, State
+from dataset.stream.arrivals import ArrivalMap, State
 from dataset.stream.node import NodeStream
 from dataset.stream.plan import Refusal, StreamPlan
 from dataset.stream.spec import NEVER, Needs, StreamSpec
@@ -279,7 +279,7 @@ def _open_source(node: NodeStream, name: str, meter: NetworkMeter) -> StreamSour
     index, place = node.objects[name].load_index(), node.map_path(name)
     if node.is_bounded(name):
         return open_units(index, place, meter)
-    return StreamSource(index, Arrivals(place), meter)
+    return StreamSource(index, ArrivalMap(place), meter)
 
 
 def tell_start(url: str, data_dir: Path, node: NodeStream, order: SampleOrder) -> None:
