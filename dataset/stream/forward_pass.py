@@ -50,7 +50,7 @@ class ForwardPass:
             self.prefix.unpack(arrays)
             self._md5 = continue_md5(bytes.fromhex(state.md5)) if self._published else None
             log.info("an earlier start has read %d MiB", first)
-            if self._published and self._md5 is None:
+            if self.is_md5_lost:
                 log.info("its MD5 cannot be continued: that needs libcrypto in both starts")
         self._arrivals = Arrivals(lookup.target.identity, size, kinds, "")
         self._store = WindowStore(self._arrivals, lookup, first, WINDOW_CHUNKS)
@@ -171,6 +171,11 @@ class ForwardPass:
         self._saved_at = time.monotonic()
 
     # After the last byte
+
+    @property
+    def is_md5_lost(self) -> bool:
+        """Whether a published MD5 cannot be compared, as an earlier start's was not continued."""
+        return self._published is not None and self._md5 is None
 
     def sums_of(self, kind: str) -> npt.NDArray[np.uint32]:
         """The sums of all chunks."""
