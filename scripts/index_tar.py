@@ -26,13 +26,15 @@ from dataset.fetch.request import Request
 from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from dataset.known_archives import find_published
 from dataset.redaction import printable, redact
-from dataset.stream.index_url import IndexJob, index_url
+from dataset.stream.index_url import IndexedUrl, IndexJob, index_url
 from dataset.words import count
 from train.records.stage_meter import measure_stage
 
 log = logging.getLogger("trainyard")
 PROVEN = "its MD5 is the published one"
 UNPROVEN = "only its headers were read; --checksums compares all of it with the published MD5"
+NO_CHECKSUM = "no server offers a checksum to compare"
+MD5_LOST = "the pass was resumed, and its MD5 is not known without libcrypto in both starts"
 EXAMPLE = """examples:
   python scripts/index_tar.py data/ILSVRC2012_img_train.tar data/ILSVRC2012_img_val.tar
   python scripts/index_tar.py --checksums data/ILSVRC2012_img_train.tar    reads all bytes once
@@ -181,14 +183,15 @@ def _index_url(url: str, flags: IndexFlags) -> None:
         )
         return
     _tell(found.index, found.place, seconds)
-    by = (
-        f"verified by {found.verified}"
-        if found.verified
-        else "not verified: no server offers a checksum to compare"
-    )
-    log.info(
-        "%s: %d bytes, %.1f MB/s, %s", name, found.size, found.fetched_bytes / seconds / 1e6, by
-    )
+    rate = found.fetched_bytes / seconds / 1e6
+    log.info("%s: %d bytes, %.1f MB/s, %s", name, found.size, rate, _describe_proof(found))
+
+
+def _describe_proof(found: IndexedUrl) -> str:
+    """What vouches for the bytes of a URL, or why nothing does."""
+    if found.verified:
+        return f"verified by {found.verified}"
+    return f"not verified: {MD5_LOST if found.is_md5_lost else NO_CHECKSUM}"
 
 
 def _is_up_to_date(tar: Path, flags: IndexFlags) -> bool:

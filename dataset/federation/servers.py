@@ -33,8 +33,8 @@ class Fault(Enum):
     NO_RANGES = "sends no parts of the object"
 
 
-class Refusal(NamedTuple):
-    """Why a server is not asked any more."""
+class ServerFault(NamedTuple):
+    """A fault that was found in one server, and its detail: why it is not asked any more."""
 
     fault: Fault
     detail: str = ""
@@ -84,7 +84,7 @@ class Server:
     last_problem: str = ""
     missing: bool = False  # its last answer was 404
     denied: bool = False  # its last answer was 401 or 403
-    refused: Refusal | None = None  # why it is not asked any more
+    refused: ServerFault | None = None  # why it is not asked any more
     was_trusted: bool = False  # others were refused because they differ from it
     # Its tally, for the summary
     bytes: int = 0
@@ -134,7 +134,7 @@ class Server:
 
     def refuse(self, fault: Fault, detail: str = "") -> None:
         """It is not asked any more."""
-        self.refused = Refusal(fault, detail)
+        self.refused = ServerFault(fault, detail)
 
     def refuse_bytes(self, other: Server, num_wrong: int) -> None:
         """It is not asked any more, because its bytes differ from those of another server."""

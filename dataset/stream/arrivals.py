@@ -57,7 +57,7 @@ class Tally:
     twice: Mapping[str, int] | None = None  # by cause
 
 
-class Arrivals:
+class ArrivalMap:
     """The map of one object, opened for reading and writing by the processes of one node."""
 
     here: npt.NDArray[np.uint8]  # 1: the part is here
@@ -68,7 +68,7 @@ class Arrivals:
         self._open()
 
     @classmethod
-    def create(cls, path: Path, size: int) -> Arrivals:
+    def create(cls, path: Path, size: int) -> ArrivalMap:
         """A new map, in which nothing is here."""
         cls._write(path, size, bytes(2 * num_chunks(size)))
         return cls(path)

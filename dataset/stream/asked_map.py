@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.transfer.blocks import MISSING, BlockMap, Lease
 
 _AT_ONCE = -1  # the rank of what somebody waits for
@@ -23,7 +23,7 @@ class AskedMap(BlockMap):
     is_front_to_back = False
 
     def __init__(
-        self, size: int, arrived: Iterable[int], claimed: Iterable[int], marks: Arrivals
+        self, size: int, arrived: Iterable[int], claimed: Iterable[int], marks: ArrivalMap
     ) -> None:
         self._asked = marks.asked
         self._here = marks.here.copy()

@@ -25,7 +25,7 @@ from dataset.fetch.object import fetch_object
 from dataset.fetch.request import Request
 from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from dataset.redaction import printable, redact
-from dataset.stream.arrivals import Arrivals, State, Tally
+from dataset.stream.arrivals import ArrivalMap, State, Tally
 from dataset.stream.asked_map import AskedMap
 from dataset.stream.bounded import fetch_units
 from dataset.stream.need_map import NeedMap
@@ -61,7 +61,7 @@ def main() -> int:
     _die_with(flags.parent)
     os.nice(NICENESS)
     spec = read_spec(flags.spec)
-    kinds = (UnitMap if spec.cache else Arrivals, Arrivals)
+    kinds = (UnitMap if spec.cache else ArrivalMap, ArrivalMap)
     things = zip(kinds, (spec.train, spec.val), strict=True)
     maps = [kind(Path(thing.arrivals)) for kind, thing in things if thing]
     threading.Thread(target=_beat, args=(maps, flags.parent), daemon=True).start()
@@ -69,7 +69,7 @@ def main() -> int:
     return 0
 
 
-def fetch_stream(spec: StreamSpec, maps: Sequence[Arrivals]) -> None:
+def fetch_stream(spec: StreamSpec, maps: Sequence[ArrivalMap]) -> None:
     """Fetches what a task names; whoever reads it learns by the maps why no more will come."""
     try:
         with take_folder(Path(spec.data_dir), f"a stream of {printable(redact(spec.train.url))}"):
@@ -92,7 +92,7 @@ def _die_with(parent: int | None) -> None:
             os._exit(0)
 
 
-def _beat(maps: Iterable[Arrivals], parent: int | None) -> None:
+def _beat(maps: Iterable[ArrivalMap], parent: int | None) -> None:
     """The heart: in a thread of its own, since hashing the whole file takes minutes."""
     while parent is None or os.getppid() == parent:
         for arrivals in maps:
@@ -101,7 +101,7 @@ def _beat(maps: Iterable[Arrivals], parent: int | None) -> None:
     os._exit(0)
 
 
-def _fail(maps: Iterable[Arrivals], code: int, text: str) -> None:
+def _fail(maps: Iterable[ArrivalMap], code: int, text: str) -> None:
     for arrivals in maps:
         if arrivals.state is not State.WHOLE:
             arrivals.fail(code, printable(redact(text)))
@@ -169,7 +169,7 @@ class _Stream:
     def _fetch(
         self, thing: StreamedObject, connections: int, on_tick: Tick = lambda transfer: None
     ) -> None:
-        arrivals = Arrivals(Path(thing.arrivals))
+        arrivals = ArrivalMap(Path(thing.arrivals))
         if arrivals.state is State.WHOLE:  # so an earlier start of the fetcher found
             return
         needs = None
@@ -186,7 +186,7 @@ class _Stream:
     def _fetch_in_order(
         self,
         thing: StreamedObject,
-        arrivals: Arrivals,
+        arrivals: ArrivalMap,
         connections: int,
         on_tick: Tick,
         needs: Needs | None,
@@ -214,7 +214,7 @@ class _Stream:
 
 def _make_map(
     thing: StreamedObject,
-    arrivals: Arrivals,
+    arrivals: ArrivalMap,
     needs: Needs | None,
     size: int,
     arrived: Iterable[int],
@@ -238,7 +238,7 @@ def _make_map(
 class _Follower:
     """What is done at every tick of one transfer."""
 
-    def __init__(self, arrivals: Arrivals, connections: int, on_tick: Tick) -> None:
+    def __init__(self, arrivals: ArrivalMap, connections: int, on_tick: Tick) -> None:
         self._arrivals, self._connections, self._on_tick = arrivals, connections, on_tick
         self._before = arrivals.tally  # of earlier starts
 

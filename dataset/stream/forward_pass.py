@@ -24,7 +24,7 @@ from dataset.fetch.verify import whole_checksum
 from dataset.known_archives import WrongDigest, find_published
 from dataset.stream.pass_state import PassState, read_state, write_state
 from dataset.stream.resumable_md5 import Md5, continue_md5, start_md5
-from dataset.stream.window import WINDOW_CHUNKS, Stopped, WindowReader, WindowStore
+from dataset.stream.window import WINDOW_CHUNKS, TransferEnded, WindowReader, WindowStore
 from dataset.transfer.engine import NoRanges, ObjectChanged, Transfer
 from dataset.transfer.journal import CHUNK, Arrivals
 
@@ -50,7 +50,7 @@ class ForwardPass:
             self.prefix.unpack(arrays)
             self._md5 = continue_md5(bytes.fromhex(state.md5)) if self._published else None
             log.info("an earlier start has read %d MiB", first)
-            if self._published and self._md5 is None:
+            if self.is_md5_lost:
                 log.info("its MD5 cannot be continued: that needs libcrypto in both starts")
         self._arrivals = Arrivals(lookup.target.identity, size, kinds, "")
         self._store = WindowStore(self._arrivals, lookup, first, WINDOW_CHUNKS)
@@ -130,7 +130,7 @@ class ForwardPass:
                 self._walk.first_header = head
             self._walk.run(self._pread, self._save_in_time)
             self._reader.finish()
-        except Stopped:
+        except TransferEnded:
             pass
         except BaseException as error:
             self._error = error
@@ -171,6 +171,11 @@ class ForwardPass:
         self._saved_at = time.monotonic()
 
     # After the last byte
+
+    @property
+    def is_md5_lost(self) -> bool:
+        """Whether a published MD5 cannot be compared, as an earlier start's was not continued."""
+        return self._published is not None and self._md5 is None
 
     def sums_of(self, kind: str) -> npt.NDArray[np.uint32]:
         """The sums of all chunks."""

@@ -71,6 +71,7 @@ class IndexedUrl:
     is_new: bool = True
     fetched_bytes: int = 0
     verified: str = ""  # empty when nothing does
+    is_md5_lost: bool = False  # a published one: an earlier start's was not continued
 
 
 def index_url(job: IndexJob, request: Request, on_tick: Tick = lambda transfer: None) -> IndexedUrl:
@@ -141,4 +142,11 @@ def _index_once(job: IndexJob, lookup: Lookup, size: int, on_tick: Tick) -> Inde
     write_whole(arrays, job.place)
     discard_state(job.place)
     num_bytes = sum(server.bytes for server in lookup.servers.all)
-    return IndexedUrl(make_index(arrays, job.tar), job.place, size, True, num_bytes, verified)
+    return IndexedUrl(
+        make_index(arrays, job.tar),
+        job.place,
+        size,
+        fetched_bytes=num_bytes,
+        verified=verified,
+        is_md5_lost=forward.is_md5_lost,
+    )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dataset.errors import BAD_DATA, DONE, TRY_AGAIN, USER_MISTAKE
 from dataset.redaction import printable, redact
-from dataset.stream.arrivals import Arrivals, State
+from dataset.stream.arrivals import ArrivalMap, State
 from dataset.stream.spec import read_spec
 
 log = logging.getLogger("trainyard.fetch")
@@ -35,7 +35,7 @@ class Keeper:
     """The fetcher of one task; if it cannot be kept alive, its maps fail (75)."""
 
     def __init__(
-        self, spec_path: Path, maps: Sequence[Arrivals], silent_s: float = SILENT_S
+        self, spec_path: Path, maps: Sequence[ArrivalMap], silent_s: float = SILENT_S
     ) -> None:
         self.num_restarts = 0
         self._spec_path, self._maps, self._silent_s = spec_path, list(maps), silent_s

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dataset.federation.servers import Server
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.stream.spec import NEVER, Needs
 from dataset.transfer.blocks import BLOCK_CHUNKS, DONE, MAX_BLOCK_CHUNKS, MISSING, BlockMap, Lease
 
@@ -31,7 +31,7 @@ class NeedMap(BlockMap):
         arrived: Iterable[int],
         claimed: Iterable[int],
         needs: Needs,
-        marks: Arrivals | None = None,
+        marks: ArrivalMap | None = None,
     ) -> None:
         self._needs: list[int] = needs.tolist()
         self.least_need = min(self._needs, default=NEVER)

@@ -13,7 +13,7 @@ from typing import Any
 
 from dataset.archive.index_file import cut_as_summed
 from dataset.durable import write_json
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.stream.keeper import Keeper
 from dataset.stream.node_folder import NodeFolder
 from dataset.stream.plan import PlannedObject, StreamPlan
@@ -45,7 +45,7 @@ class NodeStream:
                 bounds = cut_as_summed(planned.load_index()).bounds
                 UnitMap.create_for(node.map_path(name), bounds)
             else:
-                Arrivals.create(node.map_path(name), planned.size)
+                ArrivalMap.create(node.map_path(name), planned.size)
         values = json.loads(json.dumps(asdict(plan), default=str))
         write_json(node.folder / _PLAN, values, is_synced=False)
         return node
@@ -105,7 +105,7 @@ class NodeStream:
             is_asked,
         )
 
-    def start(self, spec: StreamSpec, maps: Sequence[Arrivals]) -> None:
+    def start(self, spec: StreamSpec, maps: Sequence[ArrivalMap]) -> None:
         """Starts the fetcher on a task; ends the one that has worked on another."""
         self.stop()
         spec.write(self.folder / "spec.json")

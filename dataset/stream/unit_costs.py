@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dataset.federation.servers import Server
-from dataset.stream.arrivals import Arrivals, Tally
+from dataset.stream.arrivals import ArrivalMap, Tally
 from dataset.transfer.waste import Waste
 
 
 class UnitCosts:
     """Counts for one start of the fetcher, on top of those before it."""
 
-    def __init__(self, arrivals: Arrivals) -> None:
+    def __init__(self, arrivals: ArrivalMap) -> None:
         self._arrivals, self._before = arrivals, arrivals.tally
         self.waste = Waste()
         self.resumed = 0  # found on the disk, and right

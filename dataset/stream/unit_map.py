@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataset.errors import DataError
-from dataset.stream.arrivals import HEAD_BYTES, Arrivals
+from dataset.stream.arrivals import HEAD_BYTES, ArrivalMap
 from dataset.transfer.journal import CHUNK
 
 Int64s = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ Uint8s = npt.NDArray[np.uint8]
 _PER_UNIT = 2 * 8 + 3  # bytes
 
 
-class UnitMap(Arrivals):
+class UnitMap(ArrivalMap):
     """The map of the units of one tar."""
 
     bounds: Int64s

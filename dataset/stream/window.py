@@ -22,7 +22,7 @@ WINDOW_CHUNKS = 128  # MiB: with 1.3 million names beside it, less than 500 MB i
 POLL_S = 0.05
 
 
-class Stopped(Exception):
+class TransferEnded(Exception):
     """The transfer has ended; the reader does too."""
 
 
@@ -147,7 +147,7 @@ class WindowReader:
         self._pass(self._store.blocks.num_chunks)
 
     def stop(self) -> None:
-        """Makes a reader that waits, or will, raise Stopped."""
+        """Makes a reader that waits, or will, raise TransferEnded."""
         self._stop.set()
         self._store.has_news.set()
 
@@ -163,6 +163,6 @@ class WindowReader:
         while self._store.blocks.prefix <= chunk:
             self._store.has_news.clear()
             if self._stop.is_set():
-                raise Stopped
+                raise TransferEnded
             if self._store.blocks.prefix <= chunk:
                 self._store.has_news.wait(POLL_S)

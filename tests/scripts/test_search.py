@@ -9,7 +9,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from scripts.trials.search_file import read_search
 from scripts.trials.store import read_trials
 from tests.mounts import mounted
 from tests.scripts.commands import ROOT, fork_script, run_script
+from tests.scripts.trials.pauses import Pause, choose_pauses
 from tests.scripts.trials.searches import find_disagreements
 from tests.scripts.trials.stand_in import StandIn
 from train.records.record import read_epochs
@@ -31,9 +34,10 @@ pytestmark = pytest.mark.training
 
 SCRIPT = ROOT / "scripts" / "search.py"
 SPACE = "lr=log:0.001..1, label_smoothing=0..0.2"
+EPOCHS = 2
 TRAIN = (
     *("-a", "shufflenet_v2_x0_5", "-b", "8", "--image-size", "32", "--device", "cpu"),
-    *("--threads", "1", "-j", "0", "--epochs", "2"),
+    *("--threads", "1", "-j", "0", "--epochs", str(EPOCHS)),
 )
 
 
@@ -134,20 +138,28 @@ def processes_of(folder: Path) -> list[str]:
     return [trial.jobs[-1] for trial in trials if trial.jobs and is_local_alive(trial.jobs[-1])]
 
 
-def start(home: Path, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(SCRIPT), *words]
+def start(home: Path, *words: str, code: str = "") -> subprocess.Popen[bytes]:
+    """The command under way; code: what Python runs in its place."""
+    command = [sys.executable, *(["-c", code] if code else []), str(SCRIPT), *words]
+    env = environment() | {"PYTHONPATH": str(ROOT)}
     with open(home / "log", "ab") as log:
-        return subprocess.Popen(command, cwd=home, env=environment(), stdout=log, stderr=log)
+        return subprocess.Popen(command, cwd=home, env=env, stdout=log, stderr=log)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """The end of a search alone."""
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
 
 
 def kill_all(process: subprocess.Popen[bytes], folder: Path) -> None:
     """The end of a machine: the search and its trials, at once."""
-    process.kill()
-    process.wait()
+    kill(process)
     for job_id in processes_of(folder):
-        children = Path(f"/proc/{job_id}/task/{job_id}/children").read_text().split()
-        for pid in (*children, job_id):
-            os.kill(int(pid), signal.SIGKILL)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it came to its end just now
+            children = Path(f"/proc/{job_id}/task/{job_id}/children").read_text().split()
+            for pid in (*children, job_id):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def check_search(home: Path, num_trials: int) -> None:
@@ -157,7 +169,7 @@ def check_search(home: Path, num_trials: int) -> None:
     trials = list(read_trials(folder).values())
     assert [trial.state for trial in trials] == ["complete"] * num_trials
     for trial in trials:
-        assert [epoch["epoch"] for epoch in read_epochs(folder / trial.name)] == [0, 1]
+        assert [epoch["epoch"] for epoch in read_epochs(folder / trial.name)] == [*range(EPOCHS)]
     best = find_best(trials, "acc1")
     assert best is not None
     assert [path.parent.name for path in folder.glob("trial*/ckpt")] == [best.name]
@@ -186,20 +198,38 @@ def test_one_real_trial_and_the_command_of_the_best(tmp_path: Path) -> None:
     assert find_disagreements(tmp_path / "s", read_search(tmp_path / "s")) == []
 
 
+# The command, whose trainings wait at their pauses.
+PAUSED = """
+import runpy, sys
+from scripts.jobs import submit
+from tests.scripts.trials.pauses import with_pauses
+submit.make_task = with_pauses(submit.make_task)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def await_pause(
+    process: subprocess.Popen[bytes], home: Path, pause: Pause, num_starts: int
+) -> None:
+    """Returns when the last of so many starts looks after its trials, and one has come so far."""
+    log = home / "log"
+    while log.read_text().count(": 12 trials\n") < num_starts or not pause.is_reached:
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.1)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_twelve_trials_killed_at_ten_random_moments(home: Path) -> None:
+def test_twelve_real_trials_killed_ten_times_lose_nothing(home: Path) -> None:
+    """Every other time the trainings are killed, too."""
     words = ["data", "--trials", "12", "--jobs", "2", "--out", "s", "--space", SPACE, "--", *TRAIN]
-    moments = random.Random(1)
-    for number in range(10):
-        process = start(home, *words)
-        try:
-            code = process.wait(moments.uniform(2, 25))
-            assert code == 0, (home / "log").read_text()
-            break
-        except subprocess.TimeoutExpired:
-            process.kill() if number % 2 else kill_all(process, home / "s")
-            process.wait()
-        words = ["resume", "s"] if (home / "s" / "search.json").exists() else words
+    pauses = choose_pauses(home / "s", 10, 12, EPOCHS, random.Random(1))
+    for num_starts, pause in enumerate(pauses, 1):
+        process = start(home, *words, code=PAUSED)
+        await_pause(process, home, pause, num_starts)
+        kill_all(process, home / "s") if num_starts % 2 else kill(process)
+        pause.release()
+        words = ["resume", "s"]
     assert start(home, *words).wait(2000) == 0, (home / "log").read_text()
     check_search(home, 12)

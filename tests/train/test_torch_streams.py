@@ -23,7 +23,7 @@ from dataset.archive.index import build_index
 from dataset.archive.index_file import load_index_alone
 from dataset.errors import PassingError, UserError
 from dataset.own_names import STREAM, part_path
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.transfer.journal import CHUNK
 from tests.dataset.dav_server import serving_tree
 from tests.dataset.object_fetch import fetch
@@ -66,9 +66,9 @@ def take(loop: Any) -> list[tuple[bytes, list[int]]]:
     return [(images.numpy().tobytes(), labels.tolist()) for images, labels in loop]
 
 
-def find_map(data_dir: Path) -> Arrivals:
+def find_map(data_dir: Path) -> ArrivalMap:
     folder = Path(json.loads((data_dir / STREAM).read_text())["folder"])
-    return Arrivals(folder / "train.map")
+    return ArrivalMap(folder / "train.map")
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

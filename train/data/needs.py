@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.stream.spec import NEVER, Needs, spread_needs
 from train.data.sample_order import SampleOrder
 from train.data.sampler import Int64s
@@ -48,7 +48,7 @@ def find_uses(
     return uses
 
 
-def count_ahead(needs: Needs, arrivals: Arrivals) -> int:
+def count_ahead(needs: Needs, arrivals: ArrivalMap) -> int:
     """For how many steps all is here; NEVER if that is so for all that are planned."""
     missing = needs[arrivals.here == 0]
     return int(missing.min()) if len(missing) else NEVER

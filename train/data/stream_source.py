@@ -16,7 +16,7 @@ from dataset.archive.index_file import TarIndex
 from dataset.archive.tar_header import BLOCK
 from dataset.errors import DataError, PassingError, UserError
 from dataset.own_names import part_path
-from dataset.stream.arrivals import Arrivals, State
+from dataset.stream.arrivals import ArrivalMap, State
 from train.data.network_meter import NetworkMeter
 from train.data.sampler import Int64s
 from train.data.sources import FileIdentity, TarSource
@@ -40,7 +40,7 @@ class StreamSource(TarSource):
     keeps_all = True  # the tar will be whole
 
     def __init__(
-        self, index: TarIndex, arrivals: Arrivals, meter: NetworkMeter, local_rank: int = 0
+        self, index: TarIndex, arrivals: ArrivalMap, meter: NetworkMeter, local_rank: int = 0
     ) -> None:
         self.arrivals = arrivals
         self.count_on(meter, local_rank)

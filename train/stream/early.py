@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.stream.node import NodeStream
 from dataset.stream.plan import Refusal, StreamPlan
 from dataset.stream.spec import Needs
@@ -40,7 +40,7 @@ class EarlyStream:
         self.node = node = NodeStream.create(plan)
         if node.whole_val:  # which is fetched first, into the same folder
             return
-        arrivals = [Arrivals(node.map_path(name)) for name in node.objects]
+        arrivals = [ArrivalMap(node.map_path(name)) for name in node.objects]
         meter = NetworkMeter(node.folder / "meter-0")
         train = StreamSource(plan.train.load_index(), arrivals[0], meter)
         task = Task(cfg, _choose_order(cfg, train), len(train))

@@ -43,8 +43,11 @@ MAX_VERIFY_S = 600.0  # the MD5 of ImageNet's tar takes minutes
 Ask = Callable[[], Vote]  # whether the run is to stop
 
 
-def is_shared(folder: Path, nodes: Nodes, comm: Comm) -> bool:
-    """Whether some node sees the folder of another; all ranks ask together."""
+def detect_shared_folder(folder: Path, nodes: Nodes, comm: Comm) -> bool:
+    """Whether some node sees the folder of another; all ranks together.
+
+    Makes the folder, and until all have looked, a small file in it for each node.
+    """
     token = None
     try:
         if nodes.is_leader:

@@ -20,7 +20,7 @@ import numpy as np
 
 from dataset.errors import UserError
 from dataset.redaction import printable, redact
-from dataset.stream.arrivals import Arrivals, State
+from dataset.stream.arrivals import ArrivalMap, State
 from dataset.stream.node import NodeStream
 from dataset.stream.plan import Refusal, StreamPlan
 from dataset.stream.spec import NEVER, Needs, StreamSpec
@@ -47,8 +47,8 @@ from train.stream.nodes import (
     check_same_index,
     count_costs,
     describe_shares,
+    detect_shared_folder,
     find_slots,
-    is_shared,
     prove_classes,
     share_proofs,
 )
@@ -94,7 +94,7 @@ class Stream:
         found: StreamPlan | Refusal | None = None
         if cfg.val_share:
             found = Refusal("--val-share validates on images of the training tar itself")
-        elif len(nodes) > 1 and is_shared(self._data_dir, nodes, self._comm):
+        elif len(nodes) > 1 and detect_shared_folder(self._data_dir, nodes, self._comm):
             found = Refusal(f"{self._data_dir} is one folder for several of {len(nodes)} nodes")
         elif nodes.is_leader:
             is_bounded = bool(cfg.cache_bytes) or len(nodes) > 1
@@ -279,7 +279,7 @@ def _open_source(node: NodeStream, name: str, meter: NetworkMeter) -> StreamSour
     index, place = node.objects[name].load_index(), node.map_path(name)
     if node.is_bounded(name):
         return open_units(index, place, meter)
-    return StreamSource(index, Arrivals(place), meter)
+    return StreamSource(index, ArrivalMap(place), meter)
 
 
 def tell_start(url: str, data_dir: Path, node: NodeStream, order: SampleOrder) -> None:

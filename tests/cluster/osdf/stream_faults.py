@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.stream_data import StreamSet, read_samples
 from benchmarks.stream_promises import FETCHER, SILENT, STREAM
 from dataset.names import INDEX_SUFFIX, TRAIN_TAR
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from tests.cluster.osdf import service, stream_ways
 from tests.cluster.osdf.rules import Fault
 from tests.cluster.osdf.stream_serving import Served, converted, read_object
@@ -103,7 +103,7 @@ def measure_lost(work: Path, rounds: int) -> dict[str, Any]:
     served = Served(TIMED.folder, [TRAIN_TAR, TRAIN_TAR + INDEX_SUFFIX])
     run = Run(TIMED, served.paths[0], work / "timed", TIMED_BATCH, TIMED_STEP_S, epochs=1)
     run = replace(run, window_bytes=TIMED.num_bytes // WINDOWS)
-    cases: dict[str, Callable[[Run, Arrivals], Callable[[], None]]] = {
+    cases: dict[str, Callable[[Run, ArrivalMap], Callable[[], None]]] = {
         "clean": lambda run, arrivals: lambda: None,
         FETCHER: kill_fetcher,
         SILENT: silence_cache,
@@ -121,18 +121,18 @@ def measure_lost(work: Path, rounds: int) -> dict[str, Any]:
     return {"rounds": rounds, "seconds": seconds, "lost": lost}
 
 
-def kill_fetcher(run: Run, arrivals: Arrivals) -> Callable[[], None]:
+def kill_fetcher(run: Run, arrivals: ArrivalMap) -> Callable[[], None]:
     os.kill(arrivals.pid, signal.SIGKILL)
     return lambda: None
 
 
-def silence_cache(run: Run, arrivals: Arrivals) -> Callable[[], None]:
+def silence_cache(run: Run, arrivals: ArrivalMap) -> Callable[[], None]:
     """From now on every answer of one of two caches stops after a third."""
     fault = Fault("stall", server="cache1", path=run.path, after_share=0.3)
     return service.faults(fault).remove
 
 
-def time_epoch(run: Run, strike: Callable[[Run, Arrivals], Callable[[], None]]) -> float:
+def time_epoch(run: Run, strike: Callable[[Run, ArrivalMap], Callable[[], None]]) -> float:
     """The seconds from the first step to the last of a streamed epoch that a fault strikes."""
     shutil.rmtree(run.folder, ignore_errors=True)
     undo: Callable[[], None] | None = None

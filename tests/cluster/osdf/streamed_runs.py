@@ -20,7 +20,7 @@ from dataset.fake.make import make_fake_imagenet
 from dataset.federation.lookup import Options
 from dataset.fetch.ledger import Ledger
 from dataset.names import INDEX_SUFFIX
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.stream.spec import StreamSpec
 from tests.dataset.tars import TRAIN, VAL, Tree, flatten, nested_bytes, tar_bytes
 from tests.train import hooks
@@ -119,10 +119,10 @@ def hurry(stall_s: float = 1.0, missing_s: float = 1.0) -> None:
         hooks.set_value("train.stream.task", kind.__name__, quick)
 
 
-def find_map(folder: Path) -> Arrivals | None:
+def find_map(folder: Path) -> ArrivalMap | None:
     """The map of the training tar in a run under way, once its fetcher is heard of."""
     for path in folder.glob("trainyard-stream-*/train.map"):
-        arrivals = Arrivals(path)
+        arrivals = ArrivalMap(path)
         if arrivals.pid:
             return arrivals
     return None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dataset.names import INDEX_SUFFIX
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from tests.cluster.osdf.streamed_runs import STEPS, Served, serve_set
 from tests.conftest import ROOT
 from tests.dataset.tars import TRAIN
@@ -45,7 +45,7 @@ class Watched(TinyNet):
 
     def forward(self, images: torch.Tensor) -> Any:
         (place,) = self.folder.glob("trainyard-stream-*/train.map")
-        self.shares.append(float(Arrivals(place).here.mean()))
+        self.shares.append(float(ArrivalMap(place).here.mean()))
         self.seen.append(images.clone())
         return super().forward(images)
 

@@ -1,4 +1,4 @@
-"""A search on the real SLURM: four trials at once, one preempted, its watcher too, to the page."""
+"""A search on the real SLURM: four trials at once, one requeued, its watcher too, to the page."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def nodes_in_use(folder: Path) -> set[str]:
     return {job["NodeList"] for job in shown if job["JobState"] == "RUNNING"}
 
 
-def test_four_trials_at_once_survive_a_preemption_and_the_chain_goes_on_to_the_page(
+def test_of_four_trials_at_once_one_is_requeued_and_the_chain_goes_on_to_the_page(
     slurm: ModuleType, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By `scontrol requeue`; for a job, SLURM's preemption by requeue is the same path."""
     monkeypatch.setenv("SLURM_CONF", str(CONF))
     folder = tmp_path / "s"
     words = ["--trials", "4", "--jobs", "4", "--cluster", "slurm", "--chain", *ONE_A_NODE]
@@ -56,16 +57,16 @@ def test_four_trials_at_once_survive_a_preemption_and_the_chain_goes_on_to_the_p
     chain = [Job(line.split()[-1]) for line in done.stderr.splitlines() if "  job " in line]
     try:
         wait_until(lambda: len(nodes_in_use(folder)) == 4, "four trials on four nodes", WAIT_S)
-        number, preempted = next(iter(trial_jobs(folder).items()))
+        number, requeued = next(iter(trial_jobs(folder).items()))
         # A job whose id was not yet noted when its search was killed is found by its script.
         lost = trial_run(read_search(folder), read_trials(folder)[number], folder)
-        assert adopt_job("slurm", lost, folder) == preempted.id
+        assert adopt_job("slurm", lost, folder) == requeued.id
         assert adopt_job("slurm", lost, tmp_path) is None
         output = folder / f"trial{number:04d}"
         wait_until((output / "run.json").exists, "it trains", WAIT_S)
-        for job in (preempted, chain[0]):
+        for job in (requeued, chain[0]):
             job.requeue()
-        for job in (preempted, chain[0]):
+        for job in (requeued, chain[0]):
             job.await_restart(WAIT_S)
         for job in chain:
             assert job.wait(WAIT_S)["JobState"] == "COMPLETED", job.output()
@@ -77,7 +78,7 @@ def test_four_trials_at_once_survive_a_preemption_and_the_chain_goes_on_to_the_p
     assert "best acc1 of 4 trials" in (folder / "report.html").read_text()
 
 
-def check_search(folder: Path, preempted: int) -> None:
+def check_search(folder: Path, requeued: int) -> None:
     """No trial was lost or trained twice; the best was trained again and evaluated."""
     assert find_disagreements(folder, read_search(folder)) == []
     trials = read_trials(folder)
@@ -86,7 +87,7 @@ def check_search(folder: Path, preempted: int) -> None:
     for trial in trials.values():
         assert [epoch["epoch"] for epoch in read_epochs(folder / trial.name)] == [*range(EPOCHS)]
         reasons = [attempt["reason"] for attempt in read_run(folder / trial.name)["attempts"]]
-        assert reasons == (["SIGTERM", "done"] if trial.number == preempted else ["done"])
+        assert reasons == (["SIGTERM", "done"] if trial.number == requeued else ["done"])
     best = find_best(list(trials.values()), "acc1")
     assert best is not None
     config = read_run(folder / "best")["config"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dataset.own_names import part_path
-from dataset.stream.arrivals import Arrivals, State
+from dataset.stream.arrivals import ArrivalMap, State
 from dataset.stream.fetcher import fetch_stream
 from dataset.stream.spec import Needs, StreamedObject, StreamSpec, write_needs
 from dataset.transfer.journal import CHUNK, chunk_length, num_chunks
@@ -78,7 +78,7 @@ class Stage:
     """The folders of one stream: its data, and what passes between trainer and fetcher."""
 
     folder: Path
-    maps: list[Arrivals] = field(default_factory=list)
+    maps: list[ArrivalMap] = field(default_factory=list)
 
     @property
     def data(self) -> Path:
@@ -107,7 +107,7 @@ class Stage:
             (self.folder / name).mkdir(exist_ok=True)
             index = make_index(self.folder / name, content, "crc32")
         place = self.folder / f"{name}.{len(self.maps)}.map"
-        self.maps.append(Arrivals.create(place, len(content)))
+        self.maps.append(ArrivalMap.create(place, len(content)))
         if needs is not None:
             write_needs(self.folder / f"{name}.needs", needs)
         return StreamedObject(
@@ -167,7 +167,7 @@ def wait_until(is_so: Callable[[], bool], limit_s: float = 120.0) -> None:
         time.sleep(0.005)
 
 
-def is_over(arrivals: Arrivals) -> bool:
+def is_over(arrivals: ArrivalMap) -> bool:
     return arrivals.state is not State.COMING
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.stream.asked_map import AskedMap
 from dataset.transfer.blocks import ARRIVED, MISSING, BlockMap, Lease
 from dataset.transfer.journal import CHUNK
@@ -15,11 +15,11 @@ NUM = 100
 
 
 @pytest.fixture
-def marks(tmp_path: Path) -> Arrivals:
-    return Arrivals.create(tmp_path / "map", NUM * CHUNK)
+def marks(tmp_path: Path) -> ArrivalMap:
+    return ArrivalMap.create(tmp_path / "map", NUM * CHUNK)
 
 
-def ask(marks: Arrivals, *chunks: int) -> None:
+def ask(marks: ArrivalMap, *chunks: int) -> None:
     for chunk in chunks:
         marks.ask(chunk * CHUNK + 5, chunk * CHUNK + 6)
 
@@ -45,7 +45,7 @@ def finish(blocks: BlockMap, lease: Lease) -> None:
         lease.end_chunk()
 
 
-def test_what_is_asked_for_comes_next_and_alone(marks: Arrivals) -> None:
+def test_what_is_asked_for_comes_next_and_alone(marks: ArrivalMap) -> None:
     blocks = AskedMap(NUM * CHUNK, (), (), marks)
     assert take(blocks) == (0, 4)
     ask(marks, 50, 70, 71)
@@ -57,7 +57,7 @@ def test_what_is_asked_for_comes_next_and_alone(marks: Arrivals) -> None:
     assert marks.here.all() and blocks.peek() is None
 
 
-def test_what_is_under_way_is_not_asked_for_again(marks: Arrivals) -> None:
+def test_what_is_under_way_is_not_asked_for_again(marks: ArrivalMap) -> None:
     blocks = AskedMap(NUM * CHUNK, (), (), marks)
     running = take_slowly(blocks)
     ask(marks, 2)
@@ -68,7 +68,7 @@ def test_what_is_under_way_is_not_asked_for_again(marks: Arrivals) -> None:
     assert take(blocks) == (0, 4)
 
 
-def test_a_later_fetcher_knows_what_was_asked_for(marks: Arrivals) -> None:
+def test_a_later_fetcher_knows_what_was_asked_for(marks: ArrivalMap) -> None:
     ask(marks, 90)
     marks.mark(5)
     blocks = AskedMap(NUM * CHUNK, (), (5, 90, 91), marks)

@@ -17,7 +17,7 @@ import pytest
 from dataset.errors import CommandError, DataError, PassingError, UserError
 from dataset.fetch.ledger import Ledger, lock_folder
 from dataset.own_names import part_path
-from dataset.stream.arrivals import Arrivals, State
+from dataset.stream.arrivals import ArrivalMap, State
 from dataset.stream.spec import NEVER, StreamSpec
 from dataset.transfer.journal import CHUNK, num_chunks
 from tests.dataset.director_server import DirectorHandler, directing
@@ -453,7 +453,7 @@ def test_a_map_of_another_size_is_refused(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     with serving_counted() as (url, _, _):
         thing = stage.add(url, shuffled_needs())
-        small = Arrivals.create(tmp_path / "small", len(CONTENT) - CHUNK)
+        small = ArrivalMap.create(tmp_path / "small", len(CONTENT) - CHUNK)
         assert num_chunks(small.size) == NUM_CHUNKS - 1
         spec = stage.tell(replace(thing, arrivals=str(small.path)))
         with pytest.raises(DataError, match="is for 24 chunks"):

@@ -61,6 +61,7 @@ def test_a_pass_goes_on_where_an_earlier_one_gave_up(
     assert min(start for start in starts if start) >= 10 * CHUNK
     assert found.place.read_bytes() == index_file(tmp_path / "in", LARGE, checksums=True)
     assert found.verified == ("md5 (published)" if has_libcrypto else "")
+    assert found.is_md5_lost == (not has_libcrypto)
     assert list_folder(tmp_path / "out") == [f"{TRAIN}.index"]
 
 
@@ -82,6 +83,18 @@ CHILD = """
 """
 
 
+def kill_when_saved(child: subprocess.Popen[str], out: Path, url: str, num_chunks: int) -> None:
+    """Kills a pass once its state has at least so many chunks."""
+    identity = Request(out).parse(url).identity
+    while (found := read_state(out / f"{TRAIN}.index", identity)) is None or (
+        found[0].chunk < num_chunks
+    ):
+        assert child.poll() is None
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+
+
 @pytest.mark.parametrize("num_mib", [5, 17])
 def test_after_a_kill_the_pass_goes_on_and_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_mib: int
@@ -97,18 +110,9 @@ def test_after_a_kill_the_pass_goes_on_and_is_verified(
 
     with serving_tar(LARGE, misbehave=hold) as (url, seen):
         arguments = [url, str(out), str(len(LARGE)), hashlib.md5(LARGE).hexdigest()]
-        child = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(CHILD), *arguments], cwd=ROOT
-        )
-        identity = Request(out).parse(url).identity
-        end_s = time.monotonic() + 60
-        while (found := read_state(out / f"{TRAIN}.index", identity)) is None or (
-            found[0].chunk < num_mib - 4
-        ):
-            assert time.monotonic() < end_s and child.poll() is None
-            time.sleep(0.02)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+        command = [sys.executable, "-c", textwrap.dedent(CHILD), *arguments]
+        child = subprocess.Popen(command, cwd=ROOT, text=True)
+        kill_when_saved(child, out, url, num_mib - 4)
         is_holding = False
         seen.clear()
         result = index(url, out, checksums=True)
@@ -117,6 +121,44 @@ def test_after_a_kill_the_pass_goes_on_and_is_verified(
     assert result.verified == "md5 (published)"
     assert result.place.read_bytes() == index_file(tmp_path / "in", LARGE, checksums=True)
     assert list_folder(out) == [f"{TRAIN}.index"]
+
+
+# The command on a machine without libcrypto, with a published archive; it saves at every chance.
+COMMAND = """
+    import runpy, sys
+    from dataset import known_archives
+    from dataset.stream import forward_pass, resumable_md5
+    name, size, md5, *words = sys.argv[1:]
+    archive = known_archives.PublishedArchive(name, int(size), md5, "", 10, 100)
+    known_archives.published_archives = lambda: {int(size): archive}
+    resumable_md5.find_libcrypto = lambda: None
+    forward_pass.SAVE_S = 0.0
+    sys.argv = ["scripts/index_tar.py", *words]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_pass_resumed_without_libcrypto_says_why_it_is_not_verified(tmp_path: Path) -> None:
+    out, is_holding = tmp_path / "out", True
+
+    def hold(handler: Handler) -> bool:
+        while is_holding and first_byte(handler) >= 12 * CHUNK:
+            time.sleep(0.01)
+        return False
+
+    with serving_tar(LARGE, misbehave=hold) as (url, _):
+        published = [TRAIN, str(len(LARGE)), hashlib.md5(LARGE).hexdigest()]
+        command = [sys.executable, "-c", textwrap.dedent(COMMAND), *published]
+        command += ["--index-dir", str(out), url]
+        kill_when_saved(subprocess.Popen(command, cwd=ROOT, text=True), out, url, 8)
+        is_holding = False
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "verified" in line]
+    assert line.endswith(
+        ", not verified: the pass was resumed, and its MD5 is not known without libcrypto in both "
+        "starts"
+    )
 
 
 SMALL_WINDOW = """

@@ -163,9 +163,9 @@ def test_a_full_disk_is_one_line_and_exit_2(tmp_path: Path) -> None:
 PARENT = """
     import sys, time
     from pathlib import Path
-    from dataset.stream.arrivals import Arrivals
+    from dataset.stream.arrivals import ArrivalMap
     from dataset.stream.keeper import Keeper
-    keeper = Keeper(Path(sys.argv[1]), [Arrivals(Path(sys.argv[2]))])
+    keeper = Keeper(Path(sys.argv[1]), [ArrivalMap(Path(sys.argv[2]))])
     keeper.start()
     time.sleep(300)
 """

@@ -11,7 +11,7 @@ import pytest
 from dataset.federation.lookup import Lookup
 from dataset.fetch.request import Request
 from dataset.fetch.size import find_size
-from dataset.stream.window import Stopped, WindowMap, WindowReader, WindowStore
+from dataset.stream.window import TransferEnded, WindowMap, WindowReader, WindowStore
 from dataset.transfer.blocks import DONE, MISSING
 from dataset.transfer.engine import Transfer
 from dataset.transfer.journal import CHUNK, Arrivals
@@ -90,5 +90,5 @@ def test_a_reader_that_waits_can_be_stopped() -> None:
         store = WindowStore(Arrivals("x", CHUNK, ("crc32",), ""), lookup, 0, WINDOW)
         reader = WindowReader(store, 0, lambda view: None)
         threading.Timer(0.05, reader.stop).start()
-        with pytest.raises(Stopped):
+        with pytest.raises(TransferEnded):
             reader.pread(512, 0)

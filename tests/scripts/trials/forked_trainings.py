@@ -17,7 +17,8 @@ from tests.train import started_ranks as ranks
 class ForkedTrainings(Jobs):
     """The jobs of a search; they outlive it, as a scheduler's do."""
 
-    def __init__(self) -> None:
+    def __init__(self, hook: ranks.Hook | None = None) -> None:
+        self._hook = hook  # called in each training before it starts
         self._jobs: dict[str, ranks.Job] = {}
         self._runs: dict[str, Path] = {}
 
@@ -25,7 +26,8 @@ class ForkedTrainings(Jobs):
         job_id = str(10**7 + len(self._jobs))
         logs = log_folder(folder, run)
         logs.mkdir(parents=True, exist_ok=True)
-        self._jobs[job_id] = ranks.start(list(run.argv), logs / f"{job_id}_0_log.out")
+        log = logs / f"{job_id}_0_log.out"
+        self._jobs[job_id] = ranks.start(list(run.argv), log, hook=self._hook)
         self._runs[job_id] = folder / run.name
         return StartedJob(job_id)
 

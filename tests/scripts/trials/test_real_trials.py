@@ -16,9 +16,9 @@ from report.search.trials import find_best
 from scripts.trials import run_search as loop
 from scripts.trials.results import best_command
 from scripts.trials.run_search import run_search
-from scripts.trials.search_file import SearchPlan
 from scripts.trials.store import read_trials
 from tests.scripts.trials.forked_trainings import ForkedTrainings
+from tests.scripts.trials.pauses import Pause, choose_pauses, wait_at_pauses
 from tests.scripts.trials.searches import find_disagreements, make_plan
 from tests.train import started_ranks as ranks
 from train.records.record import read_epochs
@@ -43,29 +43,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ranks.end_leftovers()
 
 
-def count_epochs(folder: Path) -> int:
-    return sum(len(read_epochs(run)) for run in folder.glob("trial[0-9]*"))
-
-
-def kill_at_random(
-    jobs: ForkedTrainings,
-    folder: Path,
-    plan: SearchPlan,
-    monkeypatch: pytest.MonkeyPatch,
-    moments: random.Random,
+def kill_at(
+    pause: Pause, jobs: ForkedTrainings, monkeypatch: pytest.MonkeyPatch, moments: random.Random
 ) -> None:
-    """The search ends at a look some epochs from now, often with the trainings that run.
-
-    When the last trials start, all epochs but theirs are on record, and a look follows: a kill
-    that is due by then always happens, however slow the machine is.
-    """
-    sleep, when = time.sleep, count_epochs(folder) + moments.randrange(2 * EPOCHS)
-    when = min(when, (plan.trials - plan.jobs) * EPOCHS)
+    """The search ends at a look when the pause is reached, often with the trainings that run."""
+    sleep = time.sleep
 
     def sleep_or_die(seconds: float) -> None:
-        if count_epochs(folder) >= when:
+        if pause.is_reached:
             for job_id in jobs.running if moments.random() < 0.7 else ():
                 jobs.kill(job_id)
+            pause.release()
             raise Killed
         sleep(seconds)
 
@@ -76,21 +64,16 @@ def check_killed_search(
     folder: Path, monkeypatch: pytest.MonkeyPatch, num_trials: int, num_kills: int
 ) -> None:
     """No trial is lost or twice, and the best one's command reproduces its accuracy exactly."""
-    jobs, moments = ForkedTrainings(), random.Random(num_trials)
+    jobs, moments = ForkedTrainings(wait_at_pauses), random.Random(num_trials)
     jobs.install(monkeypatch)
     plan = make_plan(
         data="../data", trials=num_trials, jobs=2, train_flags=("--epochs", str(EPOCHS))
     )
-    was_killed = 0
-    while was_killed < num_kills:
+    for pause in choose_pauses(folder, num_kills, num_trials, EPOCHS, moments):
         with monkeypatch.context() as patch:
-            kill_at_random(jobs, folder, plan, patch, moments)
-            try:
-                assert run_search(folder, plan) == 0
-                break  # the jobs that survived an earlier kill had trained everything
-            except Killed:
-                was_killed += 1
-    assert was_killed, "the search ended before its first kill"
+            kill_at(pause, jobs, patch, moments)
+            with pytest.raises(Killed):
+                run_search(folder, plan)
     assert run_search(folder, plan) == 0
     assert find_disagreements(folder, plan) == []
     trials = list(read_trials(folder).values())

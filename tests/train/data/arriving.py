@@ -10,7 +10,7 @@ import numpy as np
 from dataset.archive.index import build_index
 from dataset.archive.index_file import TarIndex
 from dataset.own_names import part_path
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.transfer.journal import CHUNK
 from tests.dataset.tars import TRAIN, VAL, Tree, flatten, nested_bytes, tar_bytes
 from train.data.network_meter import NetworkMeter
@@ -57,7 +57,7 @@ class Arriving:
             file.truncate(len(self.data))
         index = index or build_index(tar, index_dir=folder, checksums=True)[0]
         self.index = replace(index, tar=self.path)
-        self.map = Arrivals.create(folder / f"{tar.name}.map", len(self.data))
+        self.map = ArrivalMap.create(folder / f"{tar.name}.map", len(self.data))
         self.meter = NetworkMeter(folder / f"{tar.name}.meter")
         self.source = StreamSource(self.index, self.map, self.meter)
 

@@ -16,7 +16,7 @@ import pytest
 
 from dataset.archive.index import build_index
 from dataset.errors import CommandError, DataError, UserError
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.transfer.journal import CHUNK
 from tests.dataset.tars import TRAIN, flatten, make_tree, nested_bytes, tar_bytes
 from tests.train.data.arriving import Arriving, write_padded
@@ -244,7 +244,7 @@ def test_a_tree_and_a_flat_tar_need_no_class_tar(tmp_path: Path) -> None:
     tree.bring_all()
     assert tree.source.list_unproven() == []
     flat = replace(tree.index, labels_from="a label file")
-    source = StreamSource(flat, Arrivals(tree.map.path), tree.meter)
+    source = StreamSource(flat, ArrivalMap(tree.map.path), tree.meter)
     assert source.list_unproven() == [] and len(source.proofs[0]) == 0
 
 

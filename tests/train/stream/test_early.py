@@ -29,12 +29,12 @@ ALONE = Launch("single", "a test")
 # In a process without torch: begins, waits until bytes have come, and says what was imported.
 BEGIN = """
 import sys, time
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from train.config import parse_config
 from train.ranks.launch import detect_launch
 from train.stream.early import begin_early
 early = begin_early(parse_config(sys.argv[1:]), detect_launch({}))
-arrivals = Arrivals(early.node.map_path("train"))
+arrivals = ArrivalMap(early.node.map_path("train"))
 while not arrivals.here.any():
     time.sleep(0.01)
 print("torch" in sys.modules)

@@ -29,8 +29,8 @@ from train.stream.nodes import (
     add_costs,
     agree_on_plan,
     describe_shares,
+    detect_shared_folder,
     find_slots,
-    is_shared,
 )
 
 pytestmark = pytest.mark.training
@@ -129,7 +129,7 @@ def test_what_a_killed_run_left_to_compare_folders_is_removed(tmp_path: Path) ->
         os.utime(tmp_path / name, (0, 0))
     (tmp_path / f"{PREFIX}folder").mkdir()
     os.utime(tmp_path / f"{PREFIX}folder", (0, 0))
-    assert not is_shared(tmp_path, Nodes(), Comm(Launch("single", "a test")))
+    assert not detect_shared_folder(tmp_path, Nodes(), Comm(Launch("single", "a test")))
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {f"{PREFIX}new", f"{PREFIX}folder", "old"}
 
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_may_have_everything(
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
-    assert not is_shared(tmp_path, Nodes(), Comm(Launch("single", "a test")))
+    assert not detect_shared_folder(tmp_path, Nodes(), Comm(Launch("single", "a test")))
 
 
 def test_a_stop_that_one_node_hears_of_stops_all(served: Path, tmp_path: Path) -> None:

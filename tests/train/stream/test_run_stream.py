@@ -18,7 +18,7 @@ import pytest
 from dataset.archive.index_file import load_index_alone
 from dataset.errors import BAD_DATA, CHECKPOINTED, DONE, TRY_AGAIN, USER_MISTAKE
 from dataset.own_names import part_path
-from dataset.stream.arrivals import Arrivals
+from dataset.stream.arrivals import ArrivalMap
 from dataset.transfer.journal import CHUNK
 from tests.dataset.object_fetch import fetch
 from tests.dataset.small_server import Handler
@@ -256,10 +256,10 @@ def test_a_run_that_validates_first_gets_the_validation_images_first(
     check_same_run(tmp_path, local, served)
 
 
-def find_map(folder: Path) -> Arrivals | None:
+def find_map(folder: Path) -> ArrivalMap | None:
     """The map of a run under way, once its fetcher is heard of."""
     for path in folder.glob("trainyard-stream-*/train.map"):
-        arrivals = Arrivals(path)
+        arrivals = ArrivalMap(path)
         if arrivals.pid:
             return arrivals
     return None
