@@ -75,7 +75,8 @@ def test_a_streamed_run_is_the_local_run_and_fetches_the_object_once(
     (attempt,) = read_run(tmp_path / "run")["attempts"]
     hedged = attempt["stream"]["bytes_twice"]["hedged"]  # on a machine too busy to answer
     assert hedged <= MAX_HEDGED * size
-    assert size <= osdf.sent_bytes(served.train_path, "cache*") <= 1.02 * size + hedged
+    # The origin helps out where caches are too busy.
+    assert size / 2 <= osdf.sent_bytes(served.train_path, "cache*") <= 1.02 * size + hedged
     stages = read_lines(tmp_path / "run" / STAGES_FILE)
     (first,) = [s for s in stages if s["stage"] == "train" and s["epoch"] == 0]
     later = [
