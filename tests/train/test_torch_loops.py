@@ -21,6 +21,8 @@ from torchvision.transforms import v2
 from tests.train.tiny_net import TinyNet
 from train.torch_data import CentreCrop, RandomCrop, batches, open_images
 
+pytestmark = pytest.mark.training
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/pytorch.md"
 CLASSES, BATCH, SIZE, STEPS = 7, 8, 32, 5
