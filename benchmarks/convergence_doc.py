@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.bench import RESULTS, ROOT, describe_source, format_table
 from benchmarks.convergence_picture import draw_picture
-from benchmarks.convergence_verdict import judge, summarise, tables
+from benchmarks.convergence_verdict import describe_second_looks, judge, summarise, tables
 from benchmarks.extract_doc import fill_from
 
 RECORD = RESULTS / "convergence.json"
 DOC = ROOT / "docs" / "training.md"
+WIDTH = 120  # of a line of the docs
 NOT_RUN = "There is no record of it yet, so no training here has shown it either."
 PICTURE = "![accuracy by epoch in three orders](../run_results/benchmarks/convergence.svg)"
 
@@ -24,7 +26,8 @@ def make_part(result: dict[str, Any]) -> str:
     """The finding, the table, the picture, and where they come from."""
     found = "\n".join(f"- {line}" for line in summarise(judge(result["runs"])).splitlines())
     shown = [format_table(*table) for table in tables(result)]
-    return "\n\n".join([found, *shown, PICTURE, describe_sources(result)])
+    looks = [textwrap.fill(text, WIDTH) for text in describe_second_looks(result)]
+    return "\n\n".join([found, *shown, *looks, PICTURE, describe_sources(result)])
 
 
 def describe_sources(result: dict[str, Any]) -> str:

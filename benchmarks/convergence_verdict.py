@@ -19,6 +19,8 @@ EQUIVALENT, NOT_SHOWN = f"equivalent within {MARGIN:g} points", "equivalence not
 NO_POWER = f"no power, as the control lost {MIN_LOSS:g} points or less"
 # Student's t: 95 % lie below it, for 1, 2, ... degrees of freedom (2 to 12 pairs).
 T_95 = (6.3138, 2.9200, 2.3534, 2.1318, 2.0150, 1.9432, 1.8946, 1.8595, 1.8331, 1.8125, 1.7959)
+# The same for 97.5 %: what is left of 5 % for each of two looks.
+T_97 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010)
 
 Runs = Sequence[dict[str, Any]]  # each with its set, order, seed and accuracies
 BySeed = dict[int, float]
@@ -42,11 +44,11 @@ class Difference:
         return f"{self.mean:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
 
-def compare(ours: BySeed, theirs: BySeed) -> Difference:
+def compare(ours: BySeed, theirs: BySeed, table: Sequence[float] = T_95) -> Difference:
     """The difference of runs that are paired by their seeds; both have at least those of `ours`."""
     pairs = tuple(value - theirs[seed] for seed, value in ours.items())
     mean = statistics.fmean(pairs)
-    reach = T_95[len(pairs) - 2] * statistics.stdev(pairs) / math.sqrt(len(pairs))
+    reach = table[len(pairs) - 2] * statistics.stdev(pairs) / math.sqrt(len(pairs))
     return Difference(pairs, mean, mean - reach, mean + reach)
 
 
@@ -114,6 +116,35 @@ def summarise(verdicts: Sequence[Verdict]) -> str:
         if names := [verdict.name for verdict in verdicts if verdict.words == words]:
             found.append(f"{words[0].upper()}{words[1:]}: {'; '.join(names)}.")
     return "\n".join(found)
+
+
+def describe_second_looks(result: dict[str, Any]) -> list[str]:
+    """What the sets say in each look that got more seeds after their first pairs were seen."""
+    if not result.get("earlier"):
+        return []
+    looks = []
+    for name in list_sets(result["runs"]):
+        own = [run for run in result["runs"] if run["set"] == name]
+        new_seeds = {int(run["seed"]) for run in own if run["commit"] == result["commit"]}
+        for verdict in judge(own):
+            streamed = verdict.finals[STREAMED]
+            new = {seed: streamed[seed] for seed in streamed if seed in new_seeds}
+            first = {seed: streamed[seed] for seed in streamed if seed not in new_seeds}
+            if min(len(new), len(first)) > 1:  # fewer have no interval
+                looks.append(_describe_second_look(verdict, first, new))
+    return looks
+
+
+def _describe_second_look(verdict: Verdict, first: BySeed, new: BySeed) -> str:
+    uniform, streamed = verdict.finals[UNIFORM], verdict.finals[STREAMED]
+    both = compare(streamed, uniform, T_97)
+    is_within = "within" if both.is_within_margin else "not within"
+    return (
+        f"{verdict.name}: the first {len(first)} pairs gave {compare(first, uniform)}. After that "
+        f"was seen, {len(new)} further seeds were trained; these alone give "
+        f"{compare(new, uniform)}. All {len(streamed)} pairs, with the interval widened to 95 % "
+        f"for the two looks: {both}, {is_within} {MARGIN:g} points."
+    )
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -21,9 +21,11 @@ from benchmarks.convergence_verdict import (
     MARGIN,
     STREAMED,
     T_95,
+    T_97,
     UNIFORM,
     Difference,
     compare,
+    describe_second_looks,
     judge,
     summarise,
 )
@@ -91,12 +93,15 @@ def test_the_interval_is_that_of_the_t_distribution() -> None:
 
 
 @pytest.mark.parametrize("degrees", range(1, len(T_95) + 1))
-def test_95_percent_of_students_t_lie_below_the_quantile(degrees: int) -> None:
-    x = np.linspace(0, T_95[degrees - 1], 200_001)
+@pytest.mark.parametrize(("quantiles", "share"), [(T_95, 0.95), (T_97, 0.975)])
+def test_that_share_of_students_t_lies_below_the_quantile(
+    quantiles: tuple[float, ...], share: float, degrees: int
+) -> None:
+    x = np.linspace(0, quantiles[degrees - 1], 400_001)
     scale = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2) / math.sqrt(degrees * math.pi)
     density = scale * (1 + x**2 / degrees) ** (-(degrees + 1) / 2)
     below = float(((density[1:] + density[:-1]) / 2 * np.diff(x)).sum())
-    assert below == pytest.approx(0.45, abs=1e-5)
+    assert below == pytest.approx(share - 0.5, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,22 @@ def test_a_difference_beyond_the_margin_is_not_equivalent() -> None:
     (verdict,) = judge(make_result(shift([-2.0, -1.0, -2.0, -1.0, -2.0]), [10.0] * 5)["runs"])
     assert verdict.words == "equivalence not shown"
     assert summarise([verdict]) == "Equivalence not shown: 100 classes."
+
+
+def test_a_second_look_is_told_with_an_interval_for_two() -> None:
+    result = make_result(shift([-1.0, 1.0, -1.0, 1.0, -1.5]), [10.0] * 5)
+    for run in result["runs"]:
+        run["commit"] = "before" if run["seed"] < 2 else "now"
+    extended = result | {"commit": "now", "earlier": [{"commit": "before"}]}
+    (told,) = describe_second_looks(extended)
+    assert "the first 2 pairs gave +0.00 (" in told
+    assert "3 further seeds were trained; these alone give -0.50 (" in told
+    (verdict,) = judge(result["runs"])
+    narrow, told_interval = verdict.streamed, told.split("two looks: ")[1]
+    assert told_interval.startswith(f"{narrow.mean:+.2f} (")
+    low = float(told_interval.split("(")[1].split(" ")[0])
+    assert low < narrow.low < -1.2 and told.endswith("not within 1.5 points.")
+    assert describe_second_looks(result) == []
 
 
 @pytest.mark.parametrize("lost", [9.0, 10.0])
@@ -204,6 +225,7 @@ def test_a_record_is_extended_by_the_runs_that_it_lacks(
     assert (earlier["commit"], earlier["num_runs"]) == ("before", len(kept))
     text = convergence_doc.make_part(extended)
     assert f"- {len(kept)} runs. Measured" in text and "- 2 runs. Measured" in text
+    assert "for the two looks" not in convergence_doc.make_part(record)
 
     (picture := tmp_path / "convergence_quick.svg").unlink()
     run_main(monkeypatch, tmp_path, "--extend")  # the same command again: nothing is missing

@@ -26,7 +26,7 @@ log = logging.getLogger("trainyard")
 
 POLL_S = 0.2
 WARN_S = 10.0  # the first warning about a read; then each time that it has taken twice as long
-GIVE_UP_S = 5.0  # of waiting after a stop was asked for: SLURM kills after 30 s
+STOP_S = 5.0  # of waiting after a stop was asked for: SLURM kills after 30 s
 
 Stop = Callable[[], Vote]
 
@@ -42,7 +42,7 @@ def _end_threads() -> None:
 
     One that is inside torch when Python takes its threads down would abort the whole process.
     """
-    deadline_s = time.monotonic() + GIVE_UP_S
+    deadline_s = time.monotonic() + STOP_S
     for thread, asked in list(_threads.items()):
         asked.put(False)
         thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -83,7 +83,7 @@ class PatientBatches(Iterator[Batch]):
                 what = self._look()
             vote, now_s = self._stop(), time.monotonic()
             stop_seen_s = (stop_seen_s or now_s) if vote.is_urgent else None
-            if stop_seen_s is not None and now_s - stop_seen_s >= GIVE_UP_S:
+            if stop_seen_s is not None and now_s - stop_seen_s >= STOP_S:
                 raise Stranded(vote, what)
         if isinstance(given, BaseException):
             raise given

@@ -85,14 +85,6 @@ class StreamSource(TarSource):
     def ask_for_proofs(self) -> None:
         """Does nothing: what proves the classes comes by itself, as everything does."""
 
-    def wait_for_proofs(self) -> None:
-        """Returns when every class is proven."""
-        for begin, end in zip(*(places.tolist() for places in self.proofs), strict=True):
-            self._wait_for(begin, end)
-        if self.list_unproven():  # the headers of all class tars decide
-            self._wait_for(0, self.index.tar_size)
-            self.list_unproven()
-
     def check_unchanged(self) -> None:
         """Raises if another file has the tar's place, or if the fetcher found it to be wrong."""
         failure = self.arrivals.failure

@@ -127,6 +127,8 @@ def assert_same_run(traced: Traced, undisturbed: Traced) -> None:
         survived: list[dict[str, Any]] = []
         for attempt in range(int(traced.job.show()["Restarts"]) + 1):
             notes = traced.samples(rank, attempt)
+            if not notes:  # stopped again before its first step
+                continue
             first = (notes[0]["epoch"], notes[0]["step"])
             assert attempt == 0 or first > (0, 0), "it started from the beginning"
             survived = [n for n in survived if (n["epoch"], n["step"]) < first] + notes

@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from dataset.federation.servers import Server
 from dataset.stream import need_map
 from dataset.stream.need_map import NeedMap
 from dataset.stream.spec import NEVER
-from dataset.transfer.blocks import ARRIVED, MISSING, Lease
+from dataset.transfer.blocks import ARRIVED, DONE, MISSING, Lease
 from dataset.transfer.journal import CHUNK
+from tests.dataset.transfer.chunk_walk import walk
 
 
 def make(needs: list[int], arrived: tuple[int, ...] = (), claimed: tuple[int, ...] = ()) -> NeedMap:
@@ -121,35 +121,14 @@ def test_any_mix_of_breaks_hedges_and_wrong_chunks_ends_complete(
     chance = random.Random(seed)
     num = chance.randrange(1, 60)
     steps = [chance.choice([chance.randrange(40), 7, NEVER]) for _ in range(num)]
-    blocks, running = make(steps), []
-    for _ in range(10_000):
-        if blocks.is_complete:
-            break
-        if blocks.peek() is not None and chance.random() < 0.5:
-            lease = blocks.take(chance.randrange(1, 20), blocks.peek())
-            lease.server = Server("http://a/x", "a")
-            running.append(lease)
-        if not running:
-            continue
-        lease = chance.choice(running)
-        roll = chance.random()
-        if lease.cancelled or lease.position >= lease.end or roll < 0.1:
-            running.remove(lease)
-            if not lease.cancelled:
-                blocks.give_back(lease)
-        elif roll < 0.2 and lease.rival is None:
-            blocks.hedge(lease)
-        elif roll < 0.25:
-            first = chance.randrange(num)
-            if blocks.state[first] == 4:
-                blocks.drop(first, first + 1, frozenset())
-        else:
-            loser = blocks.settle_rivals(lease)
-            if loser is not None:
-                loser.cancel("lost")
-            if blocks.state[lease.position] == MISSING:
-                blocks.state[lease.position] = ARRIVED
-                blocks.mark_done(lease.position)
-            lease.position += 1
+    blocks = make(steps)
+
+    def drop_a_chunk(lease: Lease) -> bool:
+        first = chance.randrange(num)
+        if blocks.state[first] == DONE:
+            blocks.drop(first, first + 1, frozenset())
+        return True
+
+    walk(blocks, chance, drop_a_chunk)
     assert blocks.is_complete
     assert blocks.first_need == NEVER

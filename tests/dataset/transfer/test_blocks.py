@@ -14,6 +14,7 @@ from dataset.federation.servers import Problem, Server, Servers
 from dataset.transfer.blocks import ARRIVED, MISSING, BlockMap, Lease
 from dataset.transfer.journal import CHUNK, Arrivals, Journal, num_chunks
 from dataset.transfer.store import ChunkStore
+from tests.dataset.transfer.chunk_walk import walk
 
 
 def finish(blocks: BlockMap, lease: Lease) -> None:
@@ -108,34 +109,14 @@ def test_wrong_chunks_are_missing_again() -> None:
 def test_any_mix_of_breaks_hedges_and_splits_ends_complete(seed: int) -> None:
     chance = random.Random(seed)
     blocks = BlockMap(chance.randrange(1, 60 * CHUNK))
-    running: list[Lease] = []
-    for _ in range(10_000):
-        if blocks.is_complete:
-            break
-        if blocks.peek() is not None and chance.random() < 0.5:
-            lease = blocks.take(chance.randrange(1, 20))
-            lease.server = Server("http://a/x", "a")
-            running.append(lease)
-        if not running:
-            continue
-        lease = chance.choice(running)
-        roll = chance.random()
-        if lease.cancelled or lease.position >= lease.end or roll < 0.1:
-            running.remove(lease)
-            if not lease.cancelled:
-                blocks.give_back(lease)
-        elif roll < 0.2 and lease.rival is None:
-            blocks.hedge(lease)
-        elif roll < 0.3 and lease.rival is None and lease.remaining >= 2:
-            blocks.put(blocks.split(lease))
-        else:
-            loser = blocks.settle_rivals(lease)
-            if loser is not None:
-                loser.cancel("lost")
-            if blocks.state[lease.position] == MISSING:
-                blocks.state[lease.position] = ARRIVED
-                blocks.mark_done(lease.position)
-            lease.position += 1
+
+    def split(lease: Lease) -> bool:
+        if lease.rival is not None or lease.remaining < 2:
+            return False
+        blocks.put(blocks.split(lease))
+        return True
+
+    walk(blocks, chance, split)
     assert blocks.is_complete
 
 

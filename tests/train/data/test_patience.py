@@ -47,7 +47,7 @@ def fifo(tmp_path: Path) -> Iterator[Path]:
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "POLL_S", 0.01)
     monkeypatch.setattr(patience, "WARN_S", 0.1)
-    monkeypatch.setattr(patience, "GIVE_UP_S", 0.1)
+    monkeypatch.setattr(patience, "STOP_S", 0.1)
 
 
 def hang_in(monkeypatch: pytest.MonkeyPatch, fifo: Path, index: int) -> None:
@@ -127,7 +127,7 @@ def test_a_run_whose_read_hangs_saves_and_exits_85_on_sigterm(
     hook = partial(
         hooks.all_of,
         partial(hooks.set_value, "train.data.patience", "WARN_S", 0.5),
-        partial(hooks.set_value, "train.data.patience", "GIVE_UP_S", 0.5),
+        partial(hooks.set_value, "train.data.patience", "STOP_S", 0.5),
         partial(hooks.hang_at_read, stuck_rank, stuck, fifo),
     )
     job = ranks.start([*argv, str(out)], tmp_path / "log", world, hook=hook)
@@ -155,7 +155,7 @@ def test_a_validation_whose_read_hangs_is_left_for_the_next_start(
     hook = partial(
         hooks.all_of,
         partial(hooks.set_value, "train.data.patience", "WARN_S", 0.5),
-        partial(hooks.set_value, "train.data.patience", "GIVE_UP_S", 0.5),
+        partial(hooks.set_value, "train.data.patience", "STOP_S", 0.5),
         partial(hooks.at_validation, 0, 1, partial(hooks.hang_at_read, 0, 8, fifo)),
     )
     job = ranks.start(argv, tmp_path / "log", hook=hook)
