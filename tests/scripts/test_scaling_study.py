@@ -269,15 +269,14 @@ def test_a_failed_point_is_shown_with_its_log_and_the_others_run(tmp_path: Path)
 
 @pytest.mark.story
 def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> None:
-    words = ("--gpus", "1", "--out", "s", "--", *TINY, "-b", "4", "--max-steps", "60", "-p", "9")
+    words = ("--gpus", "1", "--out", "s", "--", *TINY, "-b", "4", "--max-steps", "300", "-p", "9")
     command = [sys.executable, str(SCRIPT), *words]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
     )
     run_file = tmp_path / "s" / "s-gpus0001-r1" / "run.json"
-    deadline_s = time.monotonic() + 60
     while not run_file.exists():
-        assert process.poll() is None and time.monotonic() < deadline_s, "the run did not begin"
+        assert process.poll() is None, "the run did not begin"
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=280)

@@ -25,7 +25,7 @@ def _built_plugin() -> None:
 
 
 def submit_with_plugin(
-    condor: ModuleType, osdf: ModuleType, url: str, release_s: int = 1000
+    condor: ModuleType, osdf: ModuleType, url: str, release_s: int = 1000, minutes: str = "5"
 ) -> Job:
     """A job that only looks at what the plugin brought."""
     return submit_training(
@@ -35,7 +35,7 @@ def submit_with_plugin(
         DATA=url,
         FEDERATION=osdf.DIRECTOR_HTTP_URL,
         PLUGIN="true",
-        PLUGIN_MINUTES="0.5",
+        PLUGIN_MINUTES=minutes,
         RELEASE_SECONDS=str(release_s),
     )
 
@@ -74,8 +74,10 @@ def test_a_path_that_does_not_exist_is_held_and_not_released(
     """Another hold beside it, of a server that fails, is released: the pool did evaluate both."""
     broken = osdf.put(f"grid-plugin/{os.urandom(4).hex()}.tar", b"x")
     with osdf.faults(Fault("status", path=broken, status=503)):
-        wrong = submit_with_plugin(condor, osdf, "osdf:///public/no/such.tar", release_s=1)
-        passing = submit_with_plugin(condor, osdf, f"osdf://{broken}", release_s=1)
+        wrong = submit_with_plugin(
+            condor, osdf, "osdf:///public/no/such.tar", release_s=1, minutes="2"
+        )
+        passing = submit_with_plugin(condor, osdf, f"osdf://{broken}", release_s=1, minutes="0.5")
         held = wrong.wait_for("JOB_HELD")
         assert held["HoldReasonCode"] == 13
         assert "will not be tried again" in held["HoldReason"]

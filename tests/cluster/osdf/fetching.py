@@ -20,7 +20,7 @@ from dataset.fetch.urls import fetch_urls
 from dataset.own_names import PART
 
 MIB = 1 << 20
-FAST = Options(stall_s=1.0, give_up_s=20.0, missing_s=1.0)  # the 1 s timeouts of the fault tests
+FAST = Options(stall_s=1.0, give_up_s=100.0, missing_s=1.0)  # the 1 s timeouts of the fault tests
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Fault:
     share: float = 1.0  # of the matching requests, drawn from the seed, whatever their order
     skip: int = 0  # leaves the first matching requests alone (in the order of arrival)
     times: int | None = None  # strikes at most that often
-    for_s: float | None = None  # ends that many seconds after it was set
+    for_s: float | None = None  # ends that many seconds after the first request that it matches
     # where in the body it strikes: after_bytes if given, else that share of it, else drawn
     after_bytes: int | None = None
     after_share: float | None = None
@@ -115,7 +115,7 @@ class FaultSet:
         self.over = threading.Event()
         self.hits = [0] * len(self.faults)
         self._seen: Counter[tuple[int, Request | None]] = Counter()
-        self._set_s = time.monotonic()
+        self._met_s: dict[int, float] = {}  # when each fault met its first request
         self._lock = threading.Lock()
 
     def draw(self, request: Request, taken: Sequence[str] = ()) -> list[Strike]:
@@ -133,7 +133,8 @@ class FaultSet:
     def _draw_one(self, number: int, fault: Fault, request: Request) -> Strike | None:
         if not fault.matches(request):
             return None
-        if fault.for_s is not None and time.monotonic() > self._set_s + fault.for_s:
+        met_s = self._met_s.setdefault(number, time.monotonic())
+        if fault.for_s is not None and time.monotonic() > met_s + fault.for_s:
             return None
         # The n-th repetition of one request has its own draw, so that a retry can succeed; the
         # order in which different requests arrive changes nothing.

@@ -116,7 +116,7 @@ def test_a_stream_finishes_what_a_fetch_began(
     fetch = Fetcher(osdf, tmp_path / "data", token=token, federation=served.federation)
     stop = Fault("status", server="[co]*", path=served.train_path, method="GET", skip=5)
     with osdf.faults(stop):
-        result = fetch(served.train_path, give_up_s=1.0, connections=1)
+        result = fetch(served.train_path, give_up_s=10.0, connections=1)
     assert result.exit_code == TRY_AGAIN, result.message
     start(served, tmp_path, token).expect(DONE)
     check_same_run(tmp_path, local, served)

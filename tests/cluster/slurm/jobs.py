@@ -48,7 +48,7 @@ def run(
     except BaseException:  # also when pytest's own time-out or a Ctrl-C comes in between
         process.terminate()
         try:
-            process.communicate(timeout=10)
+            process.communicate(timeout=150)  # srun waits for its tasks, which have KillWait
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -84,6 +84,12 @@ def wait_until(is_true: Callable[[], object], what: str, timeout_s: float = PATI
         time.sleep(0.1)
 
 
+def _tell(*command: str) -> None:
+    """A command of the test that SLURM has to accept."""
+    done = run(*command)
+    assert done.returncode == 0, (command, done.stderr)
+
+
 @dataclass(frozen=True)
 class Job:
     """One job of the test cluster, by its id (of an array: 12_3)."""
@@ -91,12 +97,19 @@ class Job:
     id: str
 
     def show(self) -> dict[str, str]:
-        """What scontrol says about the job now."""
-        done = run("scontrol", "show", "job", "--oneliner", self.id)
-        return dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
+        """What scontrol says about the job now; a busy controller is asked again."""
+        found: dict[str, str] = {}
+
+        def is_told() -> bool:
+            done = run("scontrol", "show", "job", "--oneliner", self.id)
+            found.update(re.findall(r"(\S+?)=(\S*)", done.stdout))
+            return bool(found)
+
+        wait_until(is_told, f"SLURM tells of job {self.id}")
+        return found
 
     def state(self) -> str:
-        return self.show().get("JobState", "UNKNOWN")
+        return self.show()["JobState"]
 
     def wait(self, timeout_s: float = PATIENCE_S) -> dict[str, str]:
         """What scontrol says once the job has ended; a job that does not end is cancelled."""
@@ -134,26 +147,26 @@ class Job:
 
     def signal(self, name: str) -> None:
         """Sends a signal to the tasks of the job's steps."""
-        run("scancel", f"--signal={name}", self.id)
+        _tell("scancel", f"--signal={name}", self.id)
 
     def limit_minutes(self, minutes: int) -> None:
         """Moves the end of the job to this many minutes from now, or up to one minute less."""
         hours, full, _ = self.show()["RunTime"].split(":")
         limit = 60 * int(hours) + int(full) + minutes
-        run("scontrol", "update", f"JobId={self.id}", f"TimeLimit={limit}")
+        _tell("scontrol", "update", f"JobId={self.id}", f"TimeLimit={limit}")
 
     def cancel(self) -> None:
         run("scancel", self.id)
 
-    def hold(self) -> None:
-        """Keeps a pending job from starting until release()."""
-        run("scontrol", "hold", self.id)
+    def requeue_held(self) -> None:
+        """Puts a running job back into the queue, where it stays until release()."""
+        _tell("scontrol", "requeuehold", self.id)
 
     def release(self) -> None:
-        run("scontrol", "release", self.id)
+        _tell("scontrol", "release", self.id)
 
     def requeue(self) -> None:
-        run("scontrol", "requeue", self.id)
+        _tell("scontrol", "requeue", self.id)
 
     def output(self) -> str:
         """What the job wrote until now."""

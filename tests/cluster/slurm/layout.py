@@ -22,9 +22,9 @@ DEVICES = [Path(f"{_DEVICE}{k}") for k in range(GPUS_PER_NODE)]
 FIRST_JOB_ID = 1 + 100_000 * instance()
 
 # Each node is sized like a GPU node of a real site, so that slurm/train.sbatch runs with its own
-# defaults: SLURM counts, the cores of this machine do the work. cred_expire is also the time that
-# SLURM makes a requeued job wait. NoInAddrAny keeps the daemons on loopback. SchedulerParameters:
-# by default SLURM starts a new job after 3 s and a requeued one within 30 s.
+# defaults: SLURM counts, the cores of this machine do the work. KillWait and the timeouts are
+# longer than SLURM's own, for a busy machine. NoInAddrAny keeps the daemons on loopback.
+# SchedulerParameters: by default SLURM starts a new job after 3 s and a requeued one within 30 s.
 SLURM_CONF = f"""\
 ClusterName=trainyard
 SlurmctldHost=localhost
@@ -32,7 +32,10 @@ SlurmctldPort={CONTROLLER_PORT}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={MUNGE_SOCKET},cred_expire=20
+AuthInfo=socket={MUNGE_SOCKET}
+KillWait=120
+MessageTimeout=60
+BatchStartTimeout=120
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 StateSaveLocation={HOME}/state
 SlurmctldPidFile={HOME}/slurmctld.pid

@@ -75,7 +75,9 @@ class Submitter:
     data: Path
     slurm: ModuleType
 
-    def __call__(self, name: str, *options: str, delay_s: float = 0, **env: str) -> Traced:
+    def __call__(
+        self, name: str, *options: str, delay_s: float = 0, slow_from: int = 0, **env: str
+    ) -> Traced:
         folder = self.folder / name
         folder.mkdir()
         text = (ROOT / "slurm/train.sbatch").read_text()
@@ -83,7 +85,7 @@ class Submitter:
         script = folder / "train.sbatch"
         script.write_text(text.replace("set -euo pipefail\n", f"set -euo pipefail\n{LIMIT_ONCE}\n"))
         env = {"TRAINYARD_ROOT": str(ROOT), "TRACE_DIR": str(folder)} | env
-        env["TRACE_DELAY_S"] = str(delay_s)
+        env |= {"TRACE_DELAY_S": str(delay_s), "TRACE_SLOW_FROM": str(slow_from)}
         flags = [*TRAIN_FLAGS, "--epochs", str(EPOCHS), "--output", str(folder / "run")]
         flags += ["--precision", "fp64"]
         job = self.slurm.sbatch(
@@ -104,11 +106,12 @@ def time_limited(submit: Submitter) -> Iterator[Traced]:
     """A job that meets its time limit while the other tests run; the last test looks at it.
 
     The limit is lowered when it trains, however long its start took. SLURM counts it in minutes and
-    warns up to a minute earlier than it is told: here at most 90 s later, of 120 s of steps.
+    warns up to a minute earlier than it is told: here at most 120 s later, of 156 s of steps, and
+    at least 60 s before the end.
     """
-    options = ("--signal=USR1@30",)
-    traced = submit("time-limit", *FOUR_NODES, *options, delay_s=5).wait_for_step(0)
-    traced.job.limit_minutes(2)
+    options = ("--signal=USR1@60",)
+    traced = submit("time-limit", *FOUR_NODES, *options, delay_s=6.5).wait_for_step(0)
+    traced.job.limit_minutes(3)
     yield traced
     traced.job.cancel()
 
@@ -159,7 +162,9 @@ def test_no_sample_is_taken_twice_in_an_epoch(undisturbed: Traced) -> None:
 def test_a_requeued_job_goes_on_and_ends_like_an_undisturbed_one(
     submit: Submitter, undisturbed: Traced
 ) -> None:
-    traced = submit("requeue", *FOUR_NODES, delay_s=1).wait_for_step(STEPS_PER_EPOCH + 1)
+    awaited = STEPS_PER_EPOCH + 1
+    traced = submit("requeue", *FOUR_NODES, delay_s=5, slow_from=awaited + 1)
+    traced.wait_for_step(awaited)
     traced.job.requeue()
     traced.job.await_restart()
     run = traced.finish()
@@ -171,7 +176,7 @@ def test_a_requeued_job_goes_on_and_ends_like_an_undisturbed_one(
 
 
 def test_a_cancelled_job_saves_its_state_and_stays_dead(submit: Submitter) -> None:
-    traced = submit("cancel", *TWO_NODES, delay_s=1).wait_for_step(2)
+    traced = submit("cancel", *TWO_NODES, delay_s=5, slow_from=3).wait_for_step(2)
     traced.job.cancel()
     shown = traced.job.wait()
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
@@ -181,7 +186,7 @@ def test_a_cancelled_job_saves_its_state_and_stays_dead(submit: Submitter) -> No
 
 
 def test_a_killed_rank_ends_the_job_and_is_named(submit: Submitter) -> None:
-    traced = submit("killed-rank", *TWO_NODES, delay_s=0.5).wait_for_step(2)
+    traced = submit("killed-rank", *TWO_NODES, delay_s=5, slow_from=3).wait_for_step(2)
     os.kill(traced.pid(1), signal.SIGKILL)
     assert traced.job.wait()["JobState"] == "FAILED"
     assert "task 1: Killed" in traced.job.output()

@@ -28,13 +28,17 @@ def test_srun_starts_one_task_on_each_of_four_nodes(slurm: ModuleType) -> None:
     assert sorted(done.stdout.splitlines()) == ["n1 0 4", "n2 1 4", "n3 2 4", "n4 3 4"], done.stderr
 
 
+def find_listening(pid: int) -> list[str]:
+    """The addresses on which a process listens."""
+    try:
+        connections = psutil.Process(pid).net_connections(kind="inet")
+    except psutil.NoSuchProcess:  # of a step that has just ended
+        return []
+    return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
+
+
 def test_every_daemon_listens_on_loopback_only(slurm: ModuleType) -> None:
-    addresses = [
-        connection.laddr.ip
-        for pid in processes.find_processes()
-        for connection in psutil.Process(pid).net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+    addresses = [ip for pid in processes.find_processes() for ip in find_listening(pid)]
     assert len(addresses) == 1 + len(slurm.NODES)
     assert set(addresses) == {"127.0.0.1"}
 
@@ -76,7 +80,7 @@ def test_a_crashed_one_is_cleared_at_the_next_start_and_a_stop_leaves_nothing(
     env |= {"TRAINYARD_INSTANCE": "7", "PYTHONPATH": str(ROOT)}
     _control("up", env)
     conf = _python("-c", "from tests.cluster.slurm.layout import CONF; print(CONF)", env=env)
-    ignore_term = f'trap "" TERM; touch {tmp_path}/$SLURM_PROCID; while :; do sleep 1; done'
+    ignore_term = f'trap "" TERM; touch {tmp_path}/$SLURM_PROCID; exec sleep infinity'
     job = ["sbatch", "--output=/dev/null", f"--wrap=srun -n4 bash -c '{ignore_term}'", "--nodes=4"]
     subprocess.run(
         job, env=env | {"SLURM_CONF": conf}, check=True, capture_output=True, timeout=PATIENCE_S

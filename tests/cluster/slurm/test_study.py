@@ -57,9 +57,8 @@ def test_a_study_of_1_2_and_4_gpus_survives_a_preemption_and_its_table_is_right(
         point = study / "study-gpus0002-r1"
         job = job_of(study, point.name)
         wait_until(lambda: has_epochs(point), "the 2-GPU point trains")
-        job.requeue()
+        job.requeue_held()  # else it may run again before its state was asked for
         wait_until(lambda: job.state() == "PENDING", "the job is back in the queue")
-        job.hold()  # else it may run again before its state was asked for
         status = run(*STUDY, "status", study, "--format", "json")
         states = {row["num_gpus"]: row["state"] for row in json.loads(status.stdout)[0]["rows"]}
         assert states[2] == "queued"
@@ -123,6 +122,7 @@ def test_repeats_are_an_array_that_can_be_cancelled_and_resumed(
     assert ids == [f"{array}_0", f"{array}_1"]
     first = study / "study-gpus0001-r1"
     wait_until(lambda: has_epochs(first), "the first repeat trains")
+    Job(str(ids[0])).signal("STOP")  # or it may be done before it is cancelled
     cancelled = run(*STUDY, "cancel", study)
     assert cancelled.returncode == 0, cancelled.stderr
     for job_id in ids:

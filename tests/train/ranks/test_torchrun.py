@@ -28,7 +28,7 @@ def find_ranks(torchrun: psutil.Process) -> list[psutil.Process]:
 @pytest.mark.timeout(900)
 def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(images: Path, tmp_path: Path) -> None:
     out, plain = tmp_path / "out", tmp_path / "plain"
-    argv = [*ranks.SMALL, str(images), "--epochs", "4"]
+    argv = [*ranks.SMALL, str(images), "--epochs", "12"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "--max-restarts", "1", "-m", "train", *argv]
     command += ["--output", str(out), "--checkpoint-minutes", "1e-9"]
@@ -36,11 +36,12 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(images: Path, tmp_p
     with open(tmp_path / "log", "w") as log:
         torchrun = psutil.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
     try:
-        while not list_checkpoints(out / "ckpt"):
+        found: list[psutil.Process] = []
+        while not (found and list_checkpoints(out / "ckpt")):
             assert torchrun.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.01)
-        victim = find_ranks(torchrun)[-1]
-        os.kill(victim.pid, signal.SIGKILL)
+            found = found or find_ranks(torchrun)
+        os.kill(found[-1].pid, signal.SIGKILL)
         assert torchrun.wait() == 0, (tmp_path / "log").read_text()
     finally:
         for process in [*torchrun.children(), torchrun] if torchrun.is_running() else []:
