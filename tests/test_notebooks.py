@@ -86,6 +86,21 @@ def test_the_tutorial_has_the_commands_of_its_notebook() -> None:
     assert [command for command in commands if f"    {command}\n" not in tutorial] == []
 
 
+def test_the_tutorial_quotes_the_run_of_its_notebook() -> None:
+    """Each line that it shows of an output is in the notebook; "..." is what it leaves out."""
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text().replace("demo/", "")
+    outputs = [output for cell in code_cells(FOLDER / "laptop.ipynb") for output in cell["outputs"]]
+    printed = "".join("".join(output.get("text", [])) for output in outputs)
+    quoted = re.findall(r"^    (?!python |\.\.\.$)(.+)", tutorial, re.MULTILINE)
+    patterns = [".*".join(map(re.escape, line.split("..."))) for line in quoted]
+    assert len(patterns) == 8
+    assert [line for line in patterns if not re.search(line, printed)] == []
+    accuracies = [float(found) for found in re.findall(r"val acc1 ([\d.]+)", printed)]
+    drawn = re.search(r"validation accuracy rises from ([\d.]+) % to ([\d.]+) %", tutorial)
+    assert drawn is not None
+    assert abs(float(drawn[1]) - accuracies[0]) < 0.5 > abs(float(drawn[2]) - accuracies[-1])
+
+
 def test_the_record_says_how_long_each_notebook_took_and_where() -> None:
     """The seconds themselves are never asserted."""
     records = json.loads(SECONDS.read_text())
