@@ -76,7 +76,7 @@ def test_a_type_checker_knows_the_types_of_the_installed_data_plane(
     others = ("torch", "torchvision", "numpy", "PIL")  # whose sources take long to check
     skipped = "".join(f"[mypy-{name}.*]\nfollow_imports = skip\n" for name in others)
     (tmp_path / "mypy.ini").write_text(f"[mypy]\n{skipped}")
-    command = [sys.executable, "-m", "mypy", "--cache-dir", tmp_path / "cache", "loop.py"]
+    command = [sys.executable, "-m", "mypy", "--cache-dir", f"{tmp_path}/cache", "loop.py"]
     env = os.environ | {"PYTHONPATH": str(site)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     told = [line.partition(" ")[2] for line in done.stdout.splitlines()]
