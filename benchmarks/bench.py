@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,17 +36,33 @@ MAX_FOREIGN, MAX_TRIES, QUIET_S = 0.2, 3, 2.0
 
 def interleave(cases: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """The values of each case, round by round, so that a slow minute hits all of them."""
+    return interleave_with_shares(cases, rounds)[0]
+
+
+def interleave_with_shares(
+    cases: Mapping[str, Callable[[], T]], rounds: int
+) -> tuple[dict[str, list[T]], dict[str, list[float]]]:
+    """What interleave() gives, and the share of the cores that others used in each round."""
     values: dict[str, list[T]] = {name: [] for name in cases}
+    shares: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds):
         for name, case in cases.items():
-            values[name].append(measure_undisturbed(case))
-            print(f"round {number + 1}/{rounds}: {name}: {values[name][-1]}", file=sys.stderr)
-    return values
+            share, value = measure_with_share(case)
+            values[name].append(value)
+            shares[name].append(round(share, 3))
+            print(f"round {number + 1}/{rounds}: {name}: {value}", file=sys.stderr)
+    return values, shares
 
 
 def measure_undisturbed(case: Callable[[], T], servers: Collection[int] = ()) -> T:
-    """The case's value; it is measured again while others use the cores, some times at most.
+    """The case's value, as measure_with_share() finds it."""
+    return measure_with_share(case, servers)[1]
 
+
+def measure_with_share(case: Callable[[], T], servers: Collection[int] = ()) -> tuple[float, T]:
+    """(the share of the cores that others used meanwhile, the case's value).
+
+    It is measured again while others use the cores, some times at most; the quietest counts.
     `servers` are processes that work for the case without being started by it.
     """
     found: list[tuple[float, T]] = []
@@ -58,7 +74,13 @@ def measure_undisturbed(case: Callable[[], T], servers: Collection[int] = ()) ->
             break
         print(f"disturbed: others used {found[-1][0]:.0%} of the cores", file=sys.stderr)
         time.sleep(QUIET_S)
-    return min(found, key=lambda pair: pair[0])[1]
+    return min(found, key=lambda pair: pair[0])
+
+
+def describe_disturbance(shares: Iterable[float]) -> str:
+    """A note for a row of which others disturbed a round; else nothing."""
+    worst = max(shares, default=0.0)
+    return f" (disturbed: {worst:.0%})" if worst > MAX_FOREIGN else ""
 
 
 def median(values: list[float]) -> float:

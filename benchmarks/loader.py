@@ -7,7 +7,8 @@ about 110 KB, RandomResizedCrop(224) and flip for training, Resize(256) and Cent
 validation. `uint8` loaders leave the normalisation to the device, where it is a conversion and
 three in-place operations. Ours loads in threads with the kernel and in worker processes with
 Pillow; for training the other way is measured too, so that the default can follow the faster one.
-`open_images` and `batches` are the same for loops that are not ours (train/torch_data.py).
+`open_images` and `batches` are the same for loops that are not ours (train/torch_data.py). A row
+that other programs disturbed says how much of the cores they took.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from torchvision.transforms import v2
 from benchmarks.bench import (
     BenchFlags,
     Table,
+    describe_disturbance,
     describe_ratio,
-    interleave,
+    interleave_with_shares,
     make_data,
     median,
     report,
@@ -92,10 +94,12 @@ def main() -> int:
     folder = make_data(CLASSES, flags.images_per_class, flags.images_per_class // 2, "500x375")
     data = open_dataset(folder / "ILSVRC2012_img_train.tar", None)
     result: dict[str, Any] = {"rounds": flags.rounds, "pixels": compare_pixels(data)}
+    result["others_share"] = {}
     splits: tuple[Split, ...] = ("train", "val")
     for split in splits:
         cases = {name: rate(loader) for name, loader in make_loaders(folder, data, split).items()}
-        result[split] = interleave(cases, flags.rounds)
+        found = interleave_with_shares(cases, flags.rounds)
+        result[split], result["others_share"][split] = found
     return report("loader", result, tables, flags)
 
 
@@ -250,7 +254,11 @@ def compare_pixels(data: Dataset) -> dict[str, float]:
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """Images a second by split, and the pixels."""
-    found = [_split_table(split, result[split], result["rounds"]) for split in ("train", "val")]
+    shares = result.get("others_share", {})  # records of before have none
+    found = [
+        _split_table(split, result[split], shares.get(split, {}), result["rounds"])
+        for split in ("train", "val")
+    ]
     pixels = result["pixels"]
     rows = [
         ["worst PSNR, dB", f"{pixels['worst_psnr_db']:.1f}", f"at least {MIN_PSNR_DB}"],
@@ -260,12 +268,15 @@ def tables(result: dict[str, Any]) -> list[Table]:
     return [*found, (title, ["what", "found", "target"], rows)]
 
 
-def _split_table(split: Split, rates: dict[str, list[float]], rounds: int) -> Table:
+def _split_table(
+    split: str, rates: dict[str, list[float]], shares: dict[str, list[float]], rounds: int
+) -> Table:
     rows = []
     for name, values in rates.items():
         ratio = describe_ratio(values, rates[REFERENCE]) if name != REFERENCE else ""
         target = f"at least {TARGETS[name]}x" if split == "train" and name in TARGETS else ""
-        rows.append([name, f"{median(values):.0f}", ratio, target])
+        note = describe_disturbance(shares.get(name, []))
+        rows.append([name + note, f"{median(values):.0f}", ratio, target])
     title = f"{split}: {WORKERS} cores, batches of {BATCH}, median of {rounds} rounds"
     return title, ["loader", "images/s", "against the first", "target"], rows
 

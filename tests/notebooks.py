@@ -4,18 +4,23 @@
     python -m tests.notebooks laptop       # docs/notebooks/laptop.ipynb
 
 What a notebook makes lies in a temporary folder, which is removed. The pictures of laptop.ipynb are
-those of docs/tutorial.md too, and are written to docs/pictures.
+those of docs/tutorial.md too, and are written to docs/pictures. How long each execution took goes
+to docs/notebooks/seconds.json.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench import make_facts
+from benchmarks.machine_load import MachineLoad
 from dataset.durable import writing_whole
 from dataset.errors import UserError, run_command
 from dataset.flags import make_parser
@@ -26,6 +31,7 @@ FOLDER = ROOT / "docs" / "notebooks"
 PICTURES = ROOT / "docs" / "pictures"
 OF_TUTORIAL = ("tutorial_images", "tutorial_learning", "tutorial_confusion", "tutorial_wrong")
 PATHS = sorted(FOLDER.glob("*.ipynb"))
+SECONDS = FOLDER / "seconds.json"
 CELL_TIMEOUT_S = 300
 NUM_COLOURS = 256  # of a picture: small enough for git, enough for photographs
 LAUNCHERS = ("SLURM_", "SUBMITIT_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
@@ -41,11 +47,36 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     for path in find_notebooks(parser.parse_args().names):
         with tempfile.TemporaryDirectory() as folder:
-            notebook = execute(path, Path(folder))
+            notebook, record = measure(path, Path(folder))
         write(notebook, path)
-        print(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1000} kB")
+        note_seconds(path.stem, record)
+        size = f"{path.stat().st_size // 1000} kB, {record['wall_s']:.0f} s"
+        print(f"{path.relative_to(ROOT)}: {size} ({record['cpu_s']:.0f} s of a core)")
         if path.stem == "laptop":
             write_pictures(notebook)
+
+
+def measure(path: Path, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The executed notebook, and how long it took: from the start of its kernel to its end.
+
+    cpu_s: of the kernel and all that it started. others_share: of all cores, what other processes
+    used meanwhile; the servers of a federation count as others.
+    """
+    load, begin_s, begin = MachineLoad(), time.monotonic(), os.times()
+    notebook = execute(path, folder)
+    wall_s, end = time.monotonic() - begin_s, os.times()
+    cpu_s = end.children_user + end.children_system - begin.children_user - begin.children_system
+    times = {"wall_s": wall_s, "cpu_s": cpu_s, "others_share": load.foreign_share()}
+    return notebook, {name: round(value, 2) for name, value in times.items()} | make_facts()
+
+
+def note_seconds(name: str, record: dict[str, Any]) -> None:
+    """Writes the record of an execution; those of the other notebooks stay."""
+    known = {path.stem for path in PATHS}
+    records = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    kept = {other: old for other, old in records.items() if other in known}
+    with writing_whole(SECONDS) as file:
+        file.write((json.dumps(kept | {name: record}, indent=1, sort_keys=True) + "\n").encode())
 
 
 def write_pictures(notebook: Any) -> None:

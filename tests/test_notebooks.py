@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from dataset.errors import UserError
-from tests.notebooks import FOLDER, PATHS, ROOT, execute, find_notebooks
+from tests import notebooks
+from tests.history import assert_is_in_history
+from tests.notebooks import FOLDER, PATHS, ROOT, SECONDS, execute, find_notebooks
 
 LINK = re.compile(r"\]\(([^)#\s]+)[^)\s]*\)")
 OWN_PATH = re.compile(r"(?<![\w.$}])/(?:tmp|home|root|work|Users|var|opt|mnt)/\w[^\s'\"]*")
@@ -82,6 +84,40 @@ def test_the_tutorial_has_the_commands_of_its_notebook() -> None:
     commands = re.findall(r"^python .*", words.replace("$CLONE/", ""), re.MULTILINE)
     assert len(commands) == 5
     assert [command for command in commands if f"    {command}\n" not in tutorial] == []
+
+
+def test_the_tutorial_quotes_the_run_of_its_notebook() -> None:
+    """Each line that it shows of an output is in the notebook; "..." is what it leaves out."""
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text().replace("demo/", "")
+    outputs = [output for cell in code_cells(FOLDER / "laptop.ipynb") for output in cell["outputs"]]
+    printed = "".join("".join(output.get("text", [])) for output in outputs)
+    quoted = re.findall(r"^    (?!python |\.\.\.$)(.+)", tutorial, re.MULTILINE)
+    patterns = [".*".join(map(re.escape, line.split("..."))) for line in quoted]
+    assert len(patterns) == 8
+    assert [line for line in patterns if not re.search(line, printed)] == []
+    accuracies = [float(found) for found in re.findall(r"val acc1 ([\d.]+)", printed)]
+    drawn = re.search(r"validation accuracy rises from ([\d.]+) % to ([\d.]+) %", tutorial)
+    assert drawn is not None
+    assert abs(float(drawn[1]) - accuracies[0]) < 0.5 > abs(float(drawn[2]) - accuracies[-1])
+
+
+def test_the_record_says_how_long_each_notebook_took_and_where() -> None:
+    """The seconds themselves are never asserted."""
+    records = json.loads(SECONDS.read_text())
+    assert set(records) == {path.stem for path in PATHS}
+    for record in records.values():
+        assert record["wall_s"] > 0 and record["cpu_s"] > 0 and record["others_share"] >= 0
+        assert record["machine"]["cpus"] and record["date"]
+        assert_is_in_history(record["commit"])
+
+
+def test_the_record_of_one_notebook_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebooks, "SECONDS", tmp_path / "seconds.json")
+    for name, wall_s in (("laptop", 1.0), ("removed since", 2.0), ("laptop", 3.0)):
+        notebooks.note_seconds(name, {"wall_s": wall_s})
+    assert json.loads(notebooks.SECONDS.read_text()) == {"laptop": {"wall_s": 3.0}}
 
 
 def test_the_checks_of_a_notebook_can_fail() -> None:

@@ -28,3 +28,5 @@ network/      the network that is trained
 records/      what a run writes down
 checkpoints/  states on the disk: whole or not at all, found again, gone on from
 """
+
+__version__ = "0.2.0.dev0"  # of the package; pyproject.toml and CITATION.cff follow it

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from dataset.errors import UserError
+from train import __version__
 from train.data.batches import Images
 from train.data.decode import choose_decoder
 from train.data.image_dataset import (
@@ -44,7 +45,15 @@ from train.ranks.cpus import cpus_of_rank
 from train.ranks.launch import detect_launch
 from train.stream.loop_stream import StreamArrival
 
-__all__ = ["CentreCrop", "ImageDataset", "RandomCrop", "ResumableBatches", "batches", "open_images"]
+__all__ = [
+    "CentreCrop",
+    "ImageDataset",
+    "RandomCrop",
+    "ResumableBatches",
+    "__version__",
+    "batches",
+    "open_images",
+]
 
 MAX_WORKERS = 16  # as the trainer has it for a GPU
 

@@ -5,6 +5,8 @@ Each library is imported in its test: a start of pytest that runs none of them d
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, default_collate
 from torchvision.transforms import v2
 
+from tests.train.started_ranks import LAUNCHERS, RANKS
 from tests.train.tiny_net import TinyNet
 from train.torch_data import CentreCrop, RandomCrop, batches, open_images
 
@@ -107,6 +110,29 @@ def test_lightning_takes_the_images_in_a_dataloader(tars: Path, tmp_path: Path) 
     images = open_images(tars, decode=RandomCrop(SIZE))
     make_trainer().fit(module, DataLoader(images, BATCH, shuffle=True))
     assert sorted(sum(module.seen[:6], [])) == images.targets  # noqa: RUF017
+
+
+def test_two_processes_of_lightning_share_the_batches_and_resume_exactly(
+    tars: Path, tmp_path: Path
+) -> None:
+    """As a user starts them; the batches come from train_dataloader and val_dataloader."""
+    command = [sys.executable, "-m", "tests.train.lightning_ranks", str(tars), str(tmp_path)]
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith((*LAUNCHERS, *RANKS))
+    }
+    env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    alone = batches(tars, BATCH, image_size=SIZE, num_workers=0)
+    expected = [sorted(labels.tolist()) for _ in range(2) for _, labels in alone]
+    shares = [noted["whole"] for noted in ranks]
+    assert {len(share) for rank in shares for share in rank} == {BATCH // 2}
+    assert [sorted(one + other) for one, other in zip(*shares, strict=True)] == expected
+    assert [noted["again"] for noted in ranks] == [share[3:] for share in shares]
+    assert sum(noted["validated"] for noted in ranks) == 2 * 35
 
 
 # --- timm ---------------------------------------------------------------------------------------

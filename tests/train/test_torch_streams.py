@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import pickle
 import shutil
 import signal
 import time
@@ -110,17 +109,18 @@ def test_streamed_batches_are_those_of_the_local_tar(
 
 
 def test_images_are_read_by_workers_while_they_arrive(served: Path, tmp_path: Path) -> None:
-    """In forked workers, and in a copy as a spawned one has it."""
+    """In a spawned worker, to which the images are pickled, and in forked ones."""
     here, is_open = open_images(served / TRAIN, decode=DECODE), Event()
     with serving_folder(served, hold_back(4, is_open)) as (url, _):
         there = open_images(f"{url}/{TRAIN}", decode=DECODE, data_dir=tmp_path)
-        copied = pickle.loads(pickle.dumps(there))
+        one: Any = {"sampler": [0], "num_workers": 1, "multiprocessing_context": "spawn"}
         try:
-            assert torch.equal(copied[0][0], here[0][0])
+            ((image,), _), *others = DataLoader(there, **one)
+            assert torch.equal(image, here[0][0]) and others == []
             assert not find_map(tmp_path).here.all()
         finally:
             is_open.set()
-        loader = DataLoader(there, batch_size=5, num_workers=2)
+        loader = DataLoader(there, 5, num_workers=2, multiprocessing_context="fork")
         found = [image for images, _ in loader for image in images]
     assert torch.equal(torch.stack(found), torch.stack([here[n][0] for n in range(len(here))]))
     assert there.targets == here.targets and there.samples[3][1] == here.samples[3][1]

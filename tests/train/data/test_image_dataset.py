@@ -189,6 +189,18 @@ def test_a_bad_image_is_named(images: Path, tmp_path: Path, decode: Any) -> None
         ours[7]
 
 
+def test_an_error_in_a_worker_keeps_its_type_and_ends_with_its_line(
+    images: Path, tmp_path: Path
+) -> None:
+    data, (name,) = spoil(images, tmp_path / "data", 7)
+    Path(name).write_bytes(b"no image")
+    ours = open_images(data, decode=CentreCrop(SIZE))
+    with pytest.raises(DataError) as raised:
+        list(DataLoader(ours, 8, num_workers=1, multiprocessing_context="fork"))
+    last = str(raised.value).splitlines()[-1]
+    assert last.startswith(f"dataset.errors.DataError: cannot decode {name}")
+
+
 def test_a_worker_that_dies_ends_the_loop(images: Path) -> None:
     ours = open_images(images, decode=_die)
     with pytest.raises(RuntimeError, match=r"worker .* exited unexpectedly|killed by signal"):
