@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,11 @@ def fill_from(
     return fill(text, record.stem, part)
 
 
-def make_doc(text: str) -> str:
-    """docs/formats.md with the tables of the JSON files that are there."""
-    for name in MAKERS:
+def fill_all(
+    text: str, names: Iterable[str], make_part: Callable[[str, dict[str, Any]], str]
+) -> str:
+    """The text with the parts of those benchmarks whose records are there; the others stay."""
+    for name in names:
         path = RESULTS / f"{name}.json"
         if path.exists():
             text = fill(text, name, make_part(name, json.loads(path.read_text())))
@@ -147,4 +149,4 @@ def make_doc(text: str) -> str:
 
 
 if __name__ == "__main__":
-    DOC.write_text(make_doc(DOC.read_text()))
+    DOC.write_text(fill_all(DOC.read_text(), MAKERS, make_part))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,8 @@ from benchmarks import (
     step,
     time_to_first_step,
 )
-from benchmarks.bench import OF_MEDIANS, PAIRED, RESULTS, ROOT, Table, describe_source, format_table
-from benchmarks.extract_doc import fill
+from benchmarks.bench import OF_MEDIANS, PAIRED, ROOT, Table, describe_source, format_table
+from benchmarks.extract_doc import fill_all
 
 DOC = ROOT / "docs" / "performance.md"
 MAKERS: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
@@ -52,14 +51,5 @@ def make_part(name: str, result: dict[str, Any]) -> str:
     return "\n\n".join([*parts, describe_source(result)])
 
 
-def make_doc(text: str) -> str:
-    """docs/performance.md with the tables of the JSON files that are there."""
-    for name in MAKERS:
-        path = RESULTS / f"{name}.json"
-        if path.exists():
-            text = fill(text, name, make_part(name, json.loads(path.read_text())))
-    return text
-
-
 if __name__ == "__main__":
-    DOC.write_text(make_doc(DOC.read_text()))
+    DOC.write_text(fill_all(DOC.read_text(), MAKERS, make_part))

@@ -111,6 +111,7 @@ def summarise(verdict: Verdict) -> str:
     for words in dict.fromkeys(found.words for found in later):
         looks = [str(found.num_trials) for found in later if found.words == words]
         lines.append(f"After {', '.join(looks)} trials: {words}.")
+    lines.append(f"One of them counts as better if the p of the sign test is below {LEVEL:g}.")
     tpe, random = (_describe(verdict.trials_to_near[name]) for name in (TPE, RANDOM))
     lines.append(
         f"To come within {NEAR:g} points of the best, {TPE} needs {tpe} and {RANDOM} {random} "

@@ -63,7 +63,7 @@ class StageFigures:
 def load_stages(paths: Sequence[Path]) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The stage records at or below the paths, and a note for each file with torn lines.
 
-    Those of a trial name the folder of its search.
+    Those of a trial name it, and the folder of its search.
     """
     records: list[Mapping[str, Any]] = []
     notes = []
@@ -71,7 +71,8 @@ def load_stages(paths: Sequence[Path]) -> tuple[list[Mapping[str, Any]], list[st
         files = sorted(path.rglob(STAGES_FILE)) if path.is_dir() else []
         for file in [path] if path.name == STAGES_FILE else files:
             is_trial = (file.parent / TRIAL_FILE).exists()
-            search = {"search": str(file.parent.parent)} if is_trial else {}
+            folder = file.parent
+            search = {"search": str(folder.parent), "trial": folder.name} if is_trial else {}
             num_torn = 0
             for record in iter_lines(file):
                 if record is not None and is_number(record.get("seconds")):

@@ -21,6 +21,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from unittest import mock
 
@@ -39,15 +40,10 @@ def run_script(
     timeout_s: float = 250.0,
 ) -> subprocess.CompletedProcess[str]:
     """`python SCRIPT WORDS...` from start to end, with its outputs."""
-    argv = [str(script), *map(str, words)]
     with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
-        args = (argv, cwd, dict(os.environ if env is None else env), outputs)
-        process = _CONTEXT.Process(target=_be_script, args=args)
-        # The standard library knows one server a process; the ranks of tests/train have their own.
-        connect = _server().connect_to_new_process
-        with mock.patch.object(forkserver, "connect_to_new_process", connect):
-            process.start()
+        outputs = Path(folder, "stdout"), Path(folder, "stderr")
+        process = start_script(script, words, cwd=cwd, env=env, outputs=outputs)
+        argv = [str(script), *map(str, words)]
         process.join(timeout_s)
         if process.exitcode is None:
             process.kill()
@@ -55,6 +51,25 @@ def run_script(
             raise subprocess.TimeoutExpired(argv, timeout_s)
         stdout, stderr = (path.read_text() for path in outputs)
         return subprocess.CompletedProcess(argv, process.exitcode, stdout, stderr)
+
+
+def start_script(
+    script: Path,
+    words: Sequence[str | Path],
+    *,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    outputs: tuple[Path, Path],
+) -> ForkServerProcess:
+    """The same under way; outputs: the new files of its stdout and stderr."""
+    argv = [str(script), *map(str, words)]
+    args = (argv, cwd, dict(os.environ if env is None else env), outputs)
+    process = _CONTEXT.Process(target=_be_script, args=args)
+    # The standard library knows one server a process; the ranks of tests/train have their own.
+    connect = _server().connect_to_new_process
+    with mock.patch.object(forkserver, "connect_to_new_process", connect):
+        process.start()
+    return process
 
 
 @functools.cache
@@ -68,7 +83,7 @@ def _server() -> forkserver.ForkServer:
     return server
 
 
-def _be_script(argv: list[str], cwd: Path, env: dict[str, str], outputs: list[Path]) -> None:
+def _be_script(argv: list[str], cwd: Path, env: dict[str, str], outputs: Sequence[Path]) -> None:
     for fd, path in enumerate([Path(os.devnull), *outputs]):
         flags = os.O_RDONLY if fd == 0 else os.O_WRONLY | os.O_CREAT
         os.dup2(os.open(path, flags, 0o600), fd)

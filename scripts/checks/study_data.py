@@ -22,7 +22,7 @@ from dataset.names import INDEX_SUFFIX
 from dataset.transfer.chunk_sums import NoChecks, OtherTar, read_block_checks
 
 log = logging.getLogger("trainyard")
-GB = 1 << 30  # as HTCondor counts
+GIB = 1 << 30  # as HTCondor counts
 INDEXED = "index with block checksums"
 
 
@@ -51,9 +51,9 @@ def check_data(data: str, macros: Mapping[str, str]) -> list[str]:
         log.info("%s: %d bytes, %s", target.identity, size, words)
         unindexed += [url] if words != INDEXED else []
     data_gb = float(macros.get("DATA_GB", "138"))
-    if total > data_gb * GB and not is_bounded:
+    if total > data_gb * GIB and not is_bounded:
         raise UserError(
-            f"the data has {total / GB:.3g} GB, but DATA_GB={data_gb:g}: jobs would run out of "
+            f"the data has {total / GIB:.3g} GB, but DATA_GB={data_gb:g}: jobs would run out of "
             "disk; give a larger DATA_GB"
         )
     return unindexed

@@ -41,6 +41,7 @@ class Picture:
     name: str
     first: str
     last: str
+    whole_px: int = 0  # shows the page this wide, and tables whole that would scroll
 
 
 OF_PUBLISHED = (Picture("report", "header", "#scaling .charts"),)
@@ -48,8 +49,13 @@ OF_STUDY = (
     Picture("time", "#time figure", "#time figure"),
     Picture("learning", "#learning .charts", "#learning .charts"),
 )
-OF_GALAXY = (Picture("search", "#search .charts", "#search .charts"),)
+OF_GALAXY = (
+    Picture("search", "#search .charts", "#search .charts"),
+    Picture("workflow", "#stages", "#stages", whole_px=1560),
+)
 OF_CRISIS = (Picture("evaluation", "#evaluation h3", "#evaluation .mistakes"),)
+_WIDEN = """document.head.insertAdjacentHTML("beforeend",
+  "<style>body {{ max-width: none; width: {px}px }} .scroll {{ max-height: none }}</style>")"""
 _FIND = """(() => {{
   const box = (selector) => document.querySelector(selector).getBoundingClientRect();
   const first = box({first!r}), last = box({last!r});
@@ -90,10 +96,12 @@ def save(browser: Browser, picture: Picture) -> None:
 
 def take(browser: Browser, picture: Picture) -> bytes:
     """The PNG of a part of the page, with a margin around it."""
+    if picture.whole_px:
+        browser.run(_WIDEN.format(px=picture.whole_px))
     top, right, end = browser.run(_FIND.format(first=picture.first, last=picture.last))
     y = max(0, top - MARGIN)
     # Without its scroll bar the page is a little wider than it was measured.
-    width = min(WIDTH, right + SCROLL_BAR + MARGIN)
+    width = min(max(WIDTH, picture.whole_px), right + SCROLL_BAR + MARGIN)
     clip = {"x": 0, "y": y, "scale": SCALE, "width": width, "height": end + MARGIN - y}
     options = {"format": "png", "captureBeyondViewport": True, "clip": clip}
     return base64.b64decode(browser.ask("Page.captureScreenshot", **options)["data"])

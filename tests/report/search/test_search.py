@@ -5,22 +5,26 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dataset.durable import write_json
 from report.page import Contents, build_page
 from report.runs import load_runs
 from report.search.charts import search_charts
 from report.search.importance import find_common_epoch, find_importances
 from report.search.tables import importance_table, trial_table
-from report.search.trials import find_best, load_search
+from report.search.trials import find_best, load_search, name_trial
 from report.stages import load_stages, read_published_stages, stage_table, summarise_stages
+from report.table import Table
 from report.workflows import PLACEMENTS, WORKFLOWS, placement_table, workflow_table
-from tests.report.records import write_run
+from tests.report.records import run_record, write_run
 from tests.report.searches import trial_record, write_search
-from train.records.record import append_line
+from train.records.record import RUN_FILE, STAGES_FILE, append_line
 
 
 def test_trials_are_read_and_the_best_stands_first(tmp_path: Path) -> None:
@@ -163,3 +167,46 @@ def test_published_workflows_and_placements_are_shown_as_they_are(tmp_path: Path
                 assert cells[key].text == row[key]
     assert "Krawczuk" in table.notes[-1] and "Krawczuk" in placement_table().notes[-1]
     assert [len(found.notes) for found in (table, workflow_table([], []))] == [2, 1]
+
+
+def fill_trials(folder: Path, runs: Sequence[dict[str, Any] | None], **stage: float) -> Table:
+    """The table of a search whose trials have these records and one stage each; None: none."""
+    write_search(folder, len(runs))
+    for number, run in enumerate(runs):
+        trial = folder / name_trial(number)
+        if run is not None:
+            write_json(trial / RUN_FILE, run_record(trial.name) | run)
+        record = {"stage": "train", "seconds": 1800.0, "cpu_pct": 50.0} | stage
+        append_line(trial / STAGES_FILE, record)
+    return workflow_table([load_search(folder)[0]], load_stages([folder])[0])
+
+
+def first_row(table: Table) -> dict[str, Any]:
+    keys = [column.key for column in table.columns]
+    return dict(zip(keys, (cell.value for cell in table.rows[0]), strict=True))
+
+
+def test_a_search_has_the_batch_size_files_and_gpu_hours_of_its_records(tmp_path: Path) -> None:
+    dataset = {"source": "folder", "num_train": 240, "num_val": 60}
+    on_two = {"dataset": dataset, "world_size": 2, "device": "NVIDIA A100-SXM4-80GB"}
+    row = first_row(fill_trials(tmp_path / "s", [on_two, on_two], gpu_pct=50.0))
+    assert (row["input_files"], row["batch_size"], row["gpu_hours"]) == (300, 32, 2.0)
+    assert (row["cpu_hours"], row["io_read_gb"]) == (0.5, None)
+    small, large = ({"config": {"batch_size": size}} for size in (64, 128))
+    row = first_row(fill_trials(tmp_path / "t", [small, None, large]))
+    assert (row["batch_size"], row["input_files"]) == ("64, 128", None)
+    assert row["gpu_hours"] is None  # on CPUs
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"dataset": {"source": "tar", "num_train": 240}, "world_size": "4", "config": 3},
+        {"dataset": [], "world_size": None, "device": "A100", "config": {"batch_size": "x"}},
+        None,
+    ],
+)
+def test_what_the_records_do_not_tell_is_empty(tmp_path: Path, run: dict[str, Any] | None) -> None:
+    row = first_row(fill_trials(tmp_path / "s", [run], gpu_pct=50.0))
+    names = ("input_files", "batch_size", "gpu_hours", "container_gb", "io_read_gb", "io_write_gb")
+    assert [row[name] for name in names] == [None] * len(names)

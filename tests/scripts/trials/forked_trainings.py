@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from scripts.jobs.submit import log_folder
@@ -17,8 +15,7 @@ from tests.train import started_ranks as ranks
 class ForkedTrainings(Jobs):
     """The jobs of a search; they outlive it, as a scheduler's do."""
 
-    def __init__(self, hook: ranks.Hook | None = None) -> None:
-        self._hook = hook  # called in each training before it starts
+    def __init__(self) -> None:
         self._jobs: dict[str, ranks.Job] = {}
         self._runs: dict[str, Path] = {}
 
@@ -27,7 +24,7 @@ class ForkedTrainings(Jobs):
         logs = log_folder(folder, run)
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{job_id}_0_log.out"
-        self._jobs[job_id] = ranks.start(list(run.argv), log, hook=self._hook)
+        self._jobs[job_id] = ranks.start(list(run.argv), log)
         self._runs[job_id] = folder / run.name
         return StartedJob(job_id)
 
@@ -43,14 +40,3 @@ class ForkedTrainings(Jobs):
 
     def is_alive(self, job_id: str) -> bool:
         return self._jobs[job_id].is_alive()
-
-    @property
-    def running(self) -> list[str]:
-        return [job_id for job_id in self._jobs if self.is_alive(job_id)]
-
-    def kill(self, job_id: str) -> None:
-        for process in self._jobs[job_id].processes:
-            if process.pid is not None:
-                with suppress(ProcessLookupError):  # it came to its end just now
-                    os.kill(process.pid, signal.SIGKILL)
-            process.join()

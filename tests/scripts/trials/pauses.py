@@ -1,4 +1,4 @@
-"""Places in a search where a training waits for the test, which kills the search meanwhile.
+"""Moments of a search at which a test kills it: each is an event that the search's folder shows.
 
 A training that has reached its pause waits before its next epoch, while a file exists: so a kill at
 that moment always meets a search that is not over, however slow or fast the machine is.
@@ -12,10 +12,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from report.search.trials import TRIAL_FILE, name_trial, read_trial
 from train.records.record import read_epochs
 
 POLL_S = 0.01
 Task = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class TrialFile:
+    """One trial of a search: when it has been drawn, or when its folder says that it is over."""
+
+    search: Path
+    trial: int
+    is_over: bool
+
+    @property
+    def is_reached(self) -> bool:
+        folder = self.search / name_trial(self.trial)
+        return (folder / TRIAL_FILE).exists() and read_trial(folder).is_over >= self.is_over
+
+    def release(self) -> None:
+        """Nothing waits for it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +46,7 @@ class Pause:
 
     @property
     def run(self) -> Path:
-        return self.search / f"trial{self.trial:04d}"
+        return self.search / name_trial(self.trial)
 
     @property
     def is_reached(self) -> bool:
@@ -43,12 +61,32 @@ def choose_pauses(
 ) -> list[Pause]:
     """So many, in the order in which they are to be released: a later trial starts later."""
     all_places = [(trial, epoch) for trial in range(num_trials) for epoch in range(1, num_epochs)]
-    pauses = [Pause(search, *place) for place in sorted(moments.sample(all_places, num))]
-    for pause in pauses:
-        place = _place(pause.run, pause.num_epochs)
-        place.parent.mkdir(exist_ok=True)
-        place.touch()
-    return pauses
+    return [_make_pause(search, *place) for place in sorted(moments.sample(all_places, num))]
+
+
+def choose_moments(
+    search: Path, num: int, num_trials: int, num_epochs: int, moments: random.Random
+) -> list[Pause | TrialFile]:
+    """So many of all kinds, in their order; the last one keeps the search from its end.
+
+    A trial's moments: 0 it was drawn, then the ends of its epochs but the last, then it is over.
+    """
+    last = (num_trials - 1, moments.randrange(1, num_epochs))
+    earlier = [(trial, step) for trial in range(last[0]) for step in range(num_epochs + 1)]
+    return [
+        _make_pause(search, trial, step)
+        if 0 < step < num_epochs
+        else TrialFile(search, trial, is_over=step > 0)
+        for trial, step in [*sorted(moments.sample(earlier, num - 1)), last]
+    ]
+
+
+def _make_pause(search: Path, trial: int, num_epochs: int) -> Pause:
+    pause = Pause(search, trial, num_epochs)
+    place = _place(pause.run, num_epochs)
+    place.parent.mkdir(exist_ok=True)
+    place.touch()
+    return pause
 
 
 def _place(run: Path, num_epochs: int) -> Path:
