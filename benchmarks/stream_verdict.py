@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench import Table, median
+from benchmarks.bench import MAX_FOREIGN, Table, median
 from benchmarks.order import BATCH as REAL_BATCH
 from benchmarks.order import cut
 from benchmarks.stream_promises import MOSAIC, ONCE, judge
@@ -18,7 +18,6 @@ from train.data.sample_order import SampleOrder
 from train.data.streamed_order import Layout, choose_window
 
 REAL_COMPUTES = (0.5, 0.75, 1.0, 1.25, 1.5)  # of an epoch, in times of the link for the tar
-MAX_FOREIGN = 0.2  # of the cores; above, a number says little
 NOT_INSTALLED = "not installed"
 
 
@@ -83,15 +82,19 @@ def tables(result: dict[str, Any]) -> list[Table]:
     return found
 
 
-def make_row(result: dict[str, Any], name: str) -> list[str]:
-    """One way; a row that others disturbed says so."""
-    right = result["right"].get(name, {})
+def note_disturbed(result: dict[str, Any], name: str) -> str:
+    """For a row that others disturbed in every try of a round: how much of the cores they took."""
     foreign = max(row["others_share"] for row in result["rows"][name])
-    note = f" (disturbed: {foreign:.0%})" if foreign > MAX_FOREIGN else ""
+    return f" (disturbed: {foreign:.0%})" if foreign > MAX_FOREIGN else ""
+
+
+def make_row(result: dict[str, Any], name: str) -> list[str]:
+    """One way."""
+    right = result["right"].get(name, {})
     conversion_s = middle(result, name, "conversion_s")
     has_second = result["rows"][name][0]["epoch_2_s"] is not None
     return [
-        name + note,
+        name + note_disturbed(result, name),
         f"{conversion_s:.1f}" if conversion_s else "",
         f"{middle(result, name, 'first_step_s'):.1f}",
         f"{middle(result, name, 'epoch_1_s'):.1f}",
