@@ -1,7 +1,7 @@
 """What does it save to train while the tar arrives, and what do the other ways cost?
 
     python benchmarks/stream.py                               (half an hour)
-    python benchmarks/stream.py --megabytes 200 --rounds 1    (a quick look)
+    python benchmarks/stream.py --megabytes 200 --rounds 1    (a quick look, no disk of 15 %)
 
 Every way trains two epochs on the same tar at real XRootD servers, behind a proxy through which all
 connections together have a fixed rate. All ways have the same step: a net that costs nothing, held
