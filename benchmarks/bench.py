@@ -65,16 +65,29 @@ def measure_with_share(case: Callable[[], T], servers: Collection[int] = ()) -> 
     It is measured again while others use the cores, some times at most; the quietest counts.
     `servers` are processes that work for the case without being started by it.
     """
-    found: list[tuple[float, T]] = []
-    for _ in range(MAX_TRIES):
+
+    def measured() -> tuple[float, T]:
         load = MachineLoad(servers)
         value = case()
-        found.append((load.foreign_share(), value))
-        if found[-1][0] <= MAX_FOREIGN:
+        return load.foreign_share(), value
+
+    return repeat_disturbed(measured, lambda pair: pair[0])
+
+
+def repeat_disturbed(case: Callable[[], T], share_of: Callable[[T], float]) -> T:
+    """The least disturbed value of a case that measures by itself what share others had.
+
+    It is measured again while that share is too large, some times at most.
+    """
+    found: list[T] = []
+    for _ in range(MAX_TRIES):
+        found.append(case())
+        share = share_of(found[-1])
+        if share <= MAX_FOREIGN:
             break
-        print(f"disturbed: others used {found[-1][0]:.0%} of the cores", file=sys.stderr)
+        print(f"disturbed: others used {share:.0%} of the cores", file=sys.stderr)
         time.sleep(QUIET_S)
-    return min(found, key=lambda pair: pair[0])
+    return min(found, key=share_of)
 
 
 def describe_disturbance(shares: Iterable[float]) -> str:

@@ -82,14 +82,18 @@ def tables(result: dict[str, Any]) -> list[Table]:
     return found
 
 
+def note_disturbed(result: dict[str, Any], name: str) -> str:
+    """For a row that others disturbed in every try of a round: how much of the cores they took."""
+    return describe_disturbance(row["others_share"] for row in result["rows"][name])
+
+
 def make_row(result: dict[str, Any], name: str) -> list[str]:
-    """One way; a row that others disturbed says so."""
+    """One way."""
     right = result["right"].get(name, {})
-    note = describe_disturbance(row["others_share"] for row in result["rows"][name])
     conversion_s = middle(result, name, "conversion_s")
     has_second = result["rows"][name][0]["epoch_2_s"] is not None
     return [
-        name + note,
+        name + note_disturbed(result, name),
         f"{conversion_s:.1f}" if conversion_s else "",
         f"{middle(result, name, 'first_step_s'):.1f}",
         f"{middle(result, name, 'epoch_1_s'):.1f}",

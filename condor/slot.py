@@ -17,7 +17,9 @@ from typing import Any
 OUT, DATA = Path("out"), Path("data")
 NEEDED = ("torch", "torchvision", "numpy", "PIL")
 GB = 1 << 30  # as HTCondor counts
-EXTRA_BYTES = 2 * GB  # checkpoints and the index of the tar, beside the data
+# Beside the data: checkpoints, the model and the index of the tar. It is what ResNet-50 needs, and
+# the least that OTHER_GB of train.sub may be.
+EXTRA_BYTES = 2 * GB
 LAST_MINUTES_S = 900.0  # a pilot nearer its end sets no deadline: eviction saves a checkpoint
 USAGE = "give has-torch, check, way, deadline, minutes, extract or verify CODE; job.sh runs this"
 LAST_STEP = Path("last_step")  # names the newest checkpoint at the last stop
@@ -67,7 +69,7 @@ def check_disk(env: Mapping[str, str]) -> None:
     if needed > free:
         raise SlotError(
             f"the data needs {needed / GB:.1f} GB more, but {free / GB:.1f} GB are free in this "
-            "slot; the job is tried again elsewhere (is DATA_GB right?)"
+            "slot; the job is tried again elsewhere (are DATA_GB and OTHER_GB right?)"
         )
 
 

@@ -116,16 +116,42 @@ def test_the_fetch_page_shows_what_the_record_says() -> None:
 def test_the_grid_page_shows_what_the_record_says_of_small_disks() -> None:
     text = stream_doc.GRID_DOC.read_text()
     assert stream_doc.make_grid_doc(text, stream_doc.RECORD) == text
-    with_disk = RESULT | {"rows": RESULT["rows"] | {SMALL_DISK: [make_row(7, 47, 38)]}}
+
+
+def test_a_disk_keeps_what_is_not_sent_again() -> None:
+    big = RESULT | {"tar_bytes": 2_000_000_000, "index_bytes": 10_000_000, "rate": 50e6}
+    small = make_row(7, 47, 40) | {"bytes": 3_850_000_000, "transfer_s": 88.0}
+    with_disk = big | {"rows": RESULT["rows"] | {SMALL_DISK: [small]}}
     shown = stream_doc.make_disks(with_disk | FACTS)
-    assert "| 15 % of it | 47.0 | 38.0 | 0.00 |" in shown
-    assert "2 nodes" not in shown  # not measured, not shown
-    # 2,000 bytes at 50 a second are 40 s, and the answers took 41
+    assert "| 15 % of it | 8% | 47.0 | 40.0 | 1.84 | 16 |" in shown  # 640 images in 40 s
+    assert "2 nodes" not in shown and "50 %" not in shown  # not measured, not shown
+    # 3.85 GB at 50 MB/s are 77 s, and the answers took 88
     what = "use of the link over both epochs, with a disk of 15 % of the tar"
-    assert reached(with_disk)[what] == (0.976, True)
+    assert reached(with_disk)[what] == (0.875, False)
+
+
+def test_two_nodes_are_sent_the_tar_once_and_two_indexes() -> None:
     nodes = RESULT | {"rows": RESULT["rows"] | {TWO_NODES: [make_row(7, 47, 20)]}}
     what = "bytes sent to 2 nodes with disks of their own, against the tar and two indexes"
     assert reached(nodes)[what] == (round(2000 / 2020, 3), True)
+    nodes["rows"][TWO_NODES][0]["bytes"] = 2_100  # some of it twice, but not for want of room
+    assert "| 2 nodes, each its share | 100% |" in stream_doc.make_disks(nodes | FACTS)
+
+
+def test_a_row_that_was_disturbed_says_so_in_every_table_and_in_the_picture(tmp_path: Path) -> None:
+    disturbed = RESULT["rows"][STREAM][0] | {"others_share": 0.31}
+    result = RESULT | FACTS | {"rows": RESULT["rows"] | {STREAM: [disturbed]}}
+    (_, _, rows), *_ = tables(result)
+    assert [row[0] for row in rows if "disturbed" in row[0]] == [f"{STREAM} (disturbed: 31%)"]
+    assert "| all of it (disturbed: 31%) |" in stream_doc.make_disks(result)
+    stream_doc.draw_picture(result, tmp_path / "stream.svg")
+    assert "(disturbed: 31%)" in (tmp_path / "stream.svg").read_text()
+
+
+def test_the_page_names_the_decoder_of_the_record() -> None:
+    assert stream_doc.describe_decoder({}) == "Our rows decoded with Pillow."
+    named = stream_doc.describe_decoder({"decoder": "kernel"})
+    assert named == "Our rows decoded with the JPEG kernel."
 
 
 def test_the_notes_of_a_killed_run_hold_what_was_trained_last(tmp_path: Path) -> None:

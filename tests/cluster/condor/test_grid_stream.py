@@ -56,7 +56,7 @@ def test_a_streamed_job_that_is_vacated_goes_on_as_if_nothing_was(
     names = [name + end for name in (TRAIN_TAR, VAL_TAR) for end in ("", INDEX_SUFFIX)]
     paths = {name: osdf.put(f"{folder}/{name}", data / name) for name in names}
     job = submit_training(
-        condor, DATA=f"osdf://{paths[TRAIN_TAR]},osdf://{paths[VAL_TAR]}", STREAM="always",
+        condor, DATA=f"osdf://{paths[TRAIN_TAR]},osdf://{paths[VAL_TAR]}",
         FEDERATION=osdf.DIRECTOR_HTTP_URL, SEED="3", EPOCHS="3", TRAIN=FLAGS,
     )  # fmt: skip
     wait_for_step(condor, job)

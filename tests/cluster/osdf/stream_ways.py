@@ -20,7 +20,7 @@ from benchmarks.stream_data import StreamSet
 from benchmarks.stream_notes import Story, read_story
 from benchmarks.stream_promises import (
     CURL,
-    DISK_SHARE,
+    DISK_SHARES,
     FETCH,
     LOCAL,
     LOCAL_SLOW,
@@ -28,7 +28,6 @@ from benchmarks.stream_promises import (
     PELICANFS,
     SHUFFLED,
     SLOW_STEP,
-    SMALL_DISK,
     STREAM,
     TWO_NODES,
     WEBDATASET,
@@ -110,9 +109,15 @@ def stream(run: Run) -> list[list[str]]:
     return [trainer(run, f"osdf://{run.path}", "--stream", "always")]
 
 
-def stream_to_small_disk(run: Run) -> list[list[str]]:
-    limit = int(DISK_SHARE * run.data.tar.stat().st_size)
-    return [trainer(run, f"osdf://{run.path}", "--stream", "always", "--cache-limit", str(limit))]
+def stream_to_disk(way: str) -> Callable[[Run], list[list[str]]]:
+    """Onto a disk that holds a share of the tar."""
+
+    def make(run: Run) -> list[list[str]]:
+        limit = int(DISK_SHARES[way] * run.data.tar.stat().st_size)
+        flags = ("--stream", "always", "--cache-limit", str(limit))
+        return [trainer(run, f"osdf://{run.path}", *flags)]
+
+    return make
 
 
 def stream_to_nodes(run: Run) -> list[list[str]]:
@@ -163,7 +168,7 @@ WAYS: dict[str, Callable[[Run], list[list[str]]]] = {
     SLOW_STEP: stream,
     LOCAL_SLOW: read_local,
     SHUFFLED: lambda run: stream(replace(run, window_bytes=None)),
-    SMALL_DISK: stream_to_small_disk,
+    **{way: stream_to_disk(way) for way in DISK_SHARES},
     TWO_NODES: stream_to_nodes,
     **{name: peer(way) for name, way in PEERS.items()},
 }

@@ -16,6 +16,7 @@ import pytest
 
 from dataset.archive import units
 from dataset.archive.index import build_index
+from dataset.errors import DONE
 from dataset.fake.make import make_fake_imagenet
 from dataset.federation.lookup import Options
 from dataset.fetch.ledger import Ledger
@@ -103,6 +104,12 @@ def start_run(
     argv = [data, *TWO_EPOCHS, "--federation", served.federation]
     argv += ["--data-dir", str(folder / "data"), "--output", str(folder / "run"), *flags]
     return ranks.start(argv, folder / "log", hook=partial(_prepare_rank, folder, hook))
+
+
+def run_local(served: Served, folder: Path, *flags: str) -> Path:
+    """The folder of the same run from the local tars, in the streamed order."""
+    start_run(str(served.folder), served, folder, *flags, "--order", "streamed").expect(DONE)
+    return folder
 
 
 def _prepare_rank(folder: Path, more: ranks.Hook | None) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from dataset.errors import DONE
-from tests.cluster.osdf.streamed_runs import Served, forget_maps, serve_set, start_run
+from tests.cluster.osdf.streamed_runs import Served, forget_maps, start_run
 from tests.dataset.tars import TRAIN
 from tests.train import hooks
 from tests.train import started_ranks as ranks
@@ -21,28 +20,13 @@ from tests.train.outcomes import EVERY_STEP, final_state, find_differences, read
 from train.data.bounded_cache import find_unit_folder
 from train.records.record import STAGES_FILE, read_lines, read_run
 
-pytestmark = [pytest.mark.osdf, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.osdf,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("no_leftovers"),
+]
 SHARE = 0.15  # of the training tar, for it and the validation images
 KILLS = ("rank", "fetcher", "both", "rank")
-
-
-@pytest.fixture(autouse=True)
-def _no_leftovers() -> Iterator[None]:
-    yield
-    ranks.end_leftovers()
-
-
-@pytest.fixture(scope="module")
-def served(osdf: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    return serve_set(osdf, tmp_path_factory.mktemp("served"))
-
-
-@pytest.fixture(scope="module")
-def local(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run from the local tars, in the streamed order."""
-    folder = tmp_path_factory.mktemp("local")
-    start_run(str(served.folder), served, folder, "--order", "streamed").expect(DONE)
-    return folder
 
 
 def size_of(served: Served) -> int:
@@ -94,7 +78,7 @@ def test_a_run_with_15_percent_of_the_disk_is_the_local_run(
     assert expected - working <= later <= expected + working + twice
     # What comes ahead of epoch 2 hides there what is not kept, but not in the sum of both epochs.
     # Half of it is spared for hedges: what was sent to a connection that is cut may not arrive.
-    both = osdf.sent_bytes(served.train_path, "cache*")
+    both = osdf.sent_bytes(served.train_path)
     assert both <= 2 * size_of(served) - kept / 2 + twice
 
 

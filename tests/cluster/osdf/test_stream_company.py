@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ from tests.cluster.osdf.streamed_runs import (
     find_map,
     forget_maps,
     hurry,
+    run_local,
     serve_set,
     start_run,
 )
@@ -33,17 +33,15 @@ from tests.train import started_ranks as ranks
 from tests.train.outcomes import EVERY_STEP, stopped_at
 from train.records.record import read_run
 
-pytestmark = [pytest.mark.osdf, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.osdf,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("no_leftovers"),
+]
 
 PER_CLASS = 46  # 27 MiB
 FEW, MANY = 8, 20  # requests, of a MiB or for the size: the first step needs less than many
 SILENT_S = 5.0  # in place of 10
-
-
-@pytest.fixture(autouse=True)
-def _no_leftovers() -> Iterator[None]:
-    yield
-    ranks.end_leftovers()
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +52,7 @@ def served(osdf: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Served
 
 @pytest.fixture(scope="module")
 def local(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("local")
-    start_run(str(served.folder), served, folder, *ONE_EPOCH, "--order", "streamed").expect(DONE)
-    return folder
+    return run_local(served, tmp_path_factory.mktemp("local"), *ONE_EPOCH)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ All runs allow bad images to be skipped: zeros of a hole, or wrong bytes, would 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.cluster.osdf.streamed_runs import (
     Served,
     check_same_run,
     hurry,
+    run_local,
     serve_set,
     start_run,
 )
@@ -32,18 +32,16 @@ from tests.train import started_ranks as ranks
 from tests.train.outcomes import stopped_at
 from train.records.record import read_run
 
-pytestmark = [pytest.mark.osdf, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.osdf,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("no_leftovers"),
+]
 
 PER_CLASS, STEPS = 46, 23  # 27 MiB
 # So many requests are answered before the fault begins: the training then has made some steps.
 SKIPPED = {"director": 1, "cache1": 2, "cache*": 8, "[co]*": 16, "*": 0}
 TIMES = 12  # what lasts some seconds in the fetch's table: a start of the trainer takes as long
-
-
-@pytest.fixture(autouse=True)
-def _no_leftovers() -> Iterator[None]:
-    yield
-    ranks.end_leftovers()
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +52,7 @@ def served(osdf: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Served
 @pytest.fixture(scope="module")
 def local(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run from the local tars, in the streamed order."""
-    folder = tmp_path_factory.mktemp("local")
-    start_run(str(served.folder), served, folder, *ONE_EPOCH, "--order", "streamed").expect(DONE)
-    return folder
+    return run_local(served, tmp_path_factory.mktemp("local"), *ONE_EPOCH)
 
 
 def strike(case: Case, path: str) -> list[Fault]:

@@ -167,6 +167,16 @@ def wait_until(is_so: Callable[[], bool], limit_s: float = 120.0) -> None:
         time.sleep(0.005)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process works; one that has ended may wait for its parent to take note of it."""
+    try:
+        return (
+            pid > 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def is_over(arrivals: ArrivalMap) -> bool:
     return arrivals.state is not State.COMING
 

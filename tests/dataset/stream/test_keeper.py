@@ -25,6 +25,7 @@ from tests.dataset.stream.streams import (
     Gate,
     Stage,
     find_chunk,
+    is_alive,
     is_over,
     serving_counted,
     shuffled_needs,
@@ -46,10 +47,6 @@ def kept(stage: Stage, silent_s: float = 120.0) -> Iterator[Keeper]:
     finally:
         found.stop()
     assert not is_alive(stage.maps[0].pid)
-
-
-def is_alive(pid: int) -> bool:
-    return pid > 0 and Path(f"/proc/{pid}").exists()
 
 
 def count_here(stage: Stage) -> int:
