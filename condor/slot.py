@@ -16,10 +16,10 @@ from typing import Any
 
 OUT, DATA = Path("out"), Path("data")
 NEEDED = ("torch", "torchvision", "numpy", "PIL")
-GB = 1 << 30  # as HTCondor counts
+GIB = 1 << 30  # as HTCondor counts
 # Beside the data: checkpoints, the model and the index of the tar. It is what ResNet-50 needs, and
 # the least that OTHER_GB of train.sub may be.
-EXTRA_BYTES = 2 * GB
+EXTRA_BYTES = 2 * GIB
 LAST_MINUTES_S = 900.0  # a pilot nearer its end sets no deadline: eviction saves a checkpoint
 USAGE = "give has-torch, check, way, deadline, minutes, extract or verify CODE; job.sh runs this"
 LAST_STEP = Path("last_step")  # names the newest checkpoint at the last stop
@@ -61,14 +61,14 @@ def check_disk(env: Mapping[str, str]) -> None:
     copies = 2.1 if env.get("DATA_MODE") == "extract" else 1.0
     data_gb = read_cache_gb(env) or copies * float(env.get("DATA_GB") or 0)
     used = sum(path.lstat().st_blocks * 512 for path in Path().rglob("*") if path.is_file())
-    needed = data_gb * GB + EXTRA_BYTES - used
+    needed = data_gb * GIB + EXTRA_BYTES - used
     free = shutil.disk_usage(".").free
     given_kib = read_ad(env.get("_CONDOR_MACHINE_AD")).get("disk", "")
     if given_kib.isdecimal():
         free = min(free, int(given_kib) * 1024 - used)
     if needed > free:
         raise SlotError(
-            f"the data needs {needed / GB:.1f} GB more, but {free / GB:.1f} GB are free in this "
+            f"the data needs {needed / GIB:.1f} GB more, but {free / GIB:.1f} GB are free in this "
             "slot; the job is tried again elsewhere (are DATA_GB and OTHER_GB right?)"
         )
 
