@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dataset.errors import CommandError, PassingError
 from dataset.federation.connection import NETWORK_ERRORS
-from dataset.federation.framing import ProtocolError
+from dataset.federation.framing import NotTheObject
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target, Verdict
 from dataset.federation.tokens import Access
@@ -87,7 +87,10 @@ def _exists(
 
 
 def _is_no(error: Exception) -> bool:
-    """Whether a server has said no, in its own way: a status, or a page for people."""
+    """Whether a server has said no, in its own way: a status, or a page for people.
+
+    Silence, a connection that ends early and a broken answer say nothing.
+    """
     if isinstance(error, StatusError):
         return 400 <= error.status < 500 and error.status not in (408, 429)
-    return isinstance(error, ProtocolError)
+    return isinstance(error, NotTheObject)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import select
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import pytest
 from dataset import known_archives
 from dataset.archive.index_file import write_whole
 from dataset.errors import PassingError, UserError
+from dataset.federation.connection import Connection, Pool
 from dataset.fetch import ledger
 from dataset.fetch.ledger import lock_folder, take_folder
 from dataset.stream import plan as plan_module
@@ -180,6 +183,71 @@ def test_an_index_that_nobody_answers_about_is_a_passing_failure_where_it_is_nee
         with pytest.raises(PassingError, match=r"nobody answers whether there is .*\.index"):
             plan(url, tmp_path / "data", is_bounded=True, **fields)
         assert "there is no" in refused(plan(url, tmp_path / "data")).reason
+
+
+def stay_silent(handler: Handler) -> None:
+    handler.connection.recv(1)  # until the other side gives up
+
+
+def redirect_to_silence(handler: Handler) -> None:
+    """As an origin's redirector does whose data server is down."""
+    if "data-server" in handler.path:
+        stay_silent(handler)
+        return
+    handler.send_response(307)
+    handler.send_header("Location", f"/data-server{handler.path}")
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
+def trickle(handler: Handler) -> None:
+    """A head without an end, byte by byte: the socket alone would never time out."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+    while not select.select([handler.connection], [], [], 0.02)[0]:
+        handler.wfile.write(b"x")
+
+
+def hang_up(handler: Handler) -> None:
+    """After the head, and before the byte that was asked for."""
+    handler.send_response(206)
+    handler.send_header("Content-Range", "bytes 0-0/1000")
+    handler.send_header("Content-Length", "1")
+    handler.end_headers()
+
+
+def hang_up_in_head(handler: Handler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nServer: x\r\n")
+
+
+@pytest.mark.parametrize(
+    "misbehave", [stay_silent, redirect_to_silence, trickle, hang_up, hang_up_in_head]
+)
+@pytest.mark.parametrize("is_late", [False, True], ids=["", "slow-handshake"])
+def test_silence_and_broken_connections_are_no_answer(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    misbehave: Callable[[Handler], None],
+    is_late: bool,
+) -> None:
+    """After a slow handshake the watch ends the wait, and not the time limit of the socket."""
+    monkeypatch.setattr("dataset.fetch.index_beside.AGAIN_S", 0.01)
+    if is_late:
+        monkeypatch.setattr(Pool, "take", lambda pool, url: Connection(url, 60.0, pool.reach))
+
+    def answer(handler: Handler) -> bool:
+        if not handler.path.endswith(".index"):
+            return False
+        handler.close_connection = True
+        with suppress(OSError):
+            misbehave(handler)
+        return True
+
+    options = replace(FAST, stall_s=0.3)
+    with (
+        serving_tar(LARGE, misbehave=answer) as (url, _),
+        pytest.raises(PassingError, match=r"nobody answers whether there is .*\.index"),
+    ):
+        plan_stream(url, tmp_path / "data", options=options, is_bounded=True)
 
 
 @pytest.mark.parametrize("status", [400, 410, 200])
