@@ -17,7 +17,7 @@ import pytest
 from dataset.archive import units
 from dataset.archive.index import build_index
 from dataset.errors import DONE, USER_MISTAKE
-from dataset.own_names import part_path
+from dataset.own_names import part_path, units_path
 from tests.dataset.tars import TRAIN, VAL, drop_unit_sums
 from tests.train import hooks
 from tests.train import started_ranks as ranks
@@ -151,6 +151,18 @@ def test_an_index_of_format_1_says_what_it_cannot_do(served: Path, tmp_path: Pat
     assert "has no checksums of units: it is of format 1" in job.log
     where = f"--index-dir {tmp_path / 'data'} {url}/{TRAIN}"
     assert f"run: python scripts/index_tar.py --checksums {where}" in job.log
+
+
+def test_without_a_limit_the_units_give_way_to_the_whole_tar(
+    served: Path, local: Path, tmp_path: Path
+) -> None:
+    with serving_folder(served) as (url, _):
+        start_bounded(url, tmp_path, *EVERY_STEP, "--max-steps", "3").expect(DONE)
+        assert list(units_path(tmp_path / "data" / TRAIN).iterdir())
+        start_run(f"{url}/{TRAIN}", tmp_path).expect(DONE)
+    check_same_run(tmp_path, local)
+    left = sorted(file.name for file in (tmp_path / "data").iterdir())
+    assert left == [".fetch.lock", TRAIN, f"{TRAIN}.index", "fetched.jsonl"]
 
 
 @pytest.mark.parametrize("killed", ["rank", "fetcher"])

@@ -17,7 +17,7 @@ import numpy as np
 
 from dataset.archive.index_file import TarIndex, cut_as_summed
 from dataset.errors import UserError
-from dataset.own_names import part_path
+from dataset.own_names import part_path, units_path
 from dataset.stream.spec import NEVER, CacheSpec, StreamSpec
 from dataset.stream.unit_map import UnitMap
 from dataset.stream.unit_plan import EpochPlan, write_plan
@@ -27,7 +27,6 @@ from train.data.unit_source import UnitSource
 
 log = logging.getLogger("trainyard")
 
-UNITS_SUFFIX = ".units"
 SPARE_BYTES = 16 << 20  # for what the file system itself needs
 
 
@@ -40,20 +39,14 @@ class ValTar(Protocol):
     def size(self) -> int: ...
 
 
-def find_unit_folder(tar: Path) -> Path:
-    """The folder of the units' files, below --data-dir."""
-    part = part_path(tar)
-    return part.with_name(part.name + UNITS_SUFFIX)
-
-
 def open_units(index: TarIndex, place: Path, meter: NetworkMeter) -> UnitSource:
     """The images of the tar, as its units come and go."""
-    return UnitSource(index, UnitMap(place), find_unit_folder(index.tar), meter)
+    return UnitSource(index, UnitMap(place), units_path(index.tar), meter)
 
 
 def lower_to_disk(limit: int, tar: Path, val: Path | None) -> int:
     """The limit, or what the disk has room for if that is less."""
-    held = [*find_unit_folder(tar).glob("*"), *([val, part_path(val)] if val else [])]
+    held = [*units_path(tar).glob("*"), *([val, part_path(val)] if val else [])]
     # A part that is still coming has its whole length, but not yet the bytes.
     found = [file.stat() for file in held if file.exists()]
     room = sum(min(one.st_size, 512 * one.st_blocks) for one in found)
@@ -124,7 +117,7 @@ class BoundedCache:
     def make_spec(self, num_ranks: int) -> CacheSpec:
         """What the fetcher is told."""
         share = self.share
-        folder = find_unit_folder(self._source.index.tar)
+        folder = units_path(self._source.index.tar)
         limit, plans = share.limit - share.val, str(self._folder)
         return CacheSpec(str(folder), limit, share.keep, plans, num_ranks)
 
