@@ -130,7 +130,7 @@ def prepare(
     cfg: TrainConfig, launch: Launch, comm: Comm, device: torch.device, stream: Stream
 ) -> tuple[Setup, checkpoint.State | None]:
     """The setup of a run, and the checkpoint to continue from, if any."""
-    check_arch(cfg.arch)  # before the log speaks of a folder
+    check_arch(cfg.arch)  # before a folder is made, and before the network is waited for
     precision = choose_precision(cfg.precision, device)
     binding = own_binding()
     num_sharing = count_sharing(binding, comm.gather(binding))

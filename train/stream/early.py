@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dataset.errors import PassingError
 from dataset.stream.arrivals import ArrivalMap
 from dataset.stream.node import NodeStream
 from dataset.stream.plan import Refusal, StreamPlan
@@ -21,6 +22,8 @@ from train.data.stream_source import StreamSource
 from train.data.tar_layout import find_layout
 from train.ranks.launch import Launch
 from train.stream.task import Task, ask_for_plan, wants_stream
+
+PLAN_S = 10.0  # without an answer: what needs torch to be checked would be told that much later
 
 
 class EarlyStream:
@@ -74,7 +77,7 @@ def begin_early(cfg: TrainConfig, launch: Launch) -> EarlyStream:
     # Several ranks find out together what is wrong with a URL, so that one of them says it.
     is_skipped = cfg.show_recipe or cfg.val_share or launch.world_size > 1
     if not is_skipped and wants_stream(cfg):
-        early.plan = ask_for_plan(cfg, is_bounded=bool(cfg.cache_bytes))
+        early.plan = _plan_quickly(cfg)
         if not _may_go_on(cfg):
             try:
                 early.begin(cfg)
@@ -82,6 +85,14 @@ def begin_early(cfg: TrainConfig, launch: Launch) -> EarlyStream:
                 early.close()
                 raise
     return early
+
+
+def _plan_quickly(cfg: TrainConfig) -> StreamPlan | Refusal | None:
+    """The plan, if the network answers soon; else the run makes it, once the flags are checked."""
+    try:
+        return ask_for_plan(cfg, is_bounded=bool(cfg.cache_bytes), give_up_s=PLAN_S)
+    except PassingError:
+        return None
 
 
 def _may_go_on(cfg: TrainConfig) -> bool:
