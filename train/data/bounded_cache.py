@@ -119,7 +119,9 @@ class BoundedCache:
         share = self.share
         folder = units_path(self._source.index.tar)
         limit, plans = share.limit - share.val, str(self._folder)
-        return CacheSpec(str(folder), limit, share.keep, plans, num_ranks)
+        # Also if all fits: what is beside it is what the training needs, should the disk get full.
+        keep = max(0, share.limit - share.least)
+        return CacheSpec(str(folder), limit, keep, plans, num_ranks)
 
     def _write_until(self, end: int) -> None:
         for number in range(len(self._plans), min(end, self._needs.num_epochs)):
