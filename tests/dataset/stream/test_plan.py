@@ -26,7 +26,7 @@ from dataset.federation.connection import Connection, Pool
 from dataset.fetch import ledger
 from dataset.fetch.ledger import lock_folder, take_folder
 from dataset.stream import plan as plan_module
-from dataset.stream.plan import Refusal, StreamPlan, plan_stream
+from dataset.stream.plan import Refusal, StreamPlan, is_all_here, plan_stream
 from tests.dataset.director_server import federation
 from tests.dataset.object_fetch import FAST, fetch
 from tests.dataset.small_server import Handler
@@ -350,6 +350,21 @@ def test_what_is_here_needs_neither_an_index_nor_a_server(tmp_path: Path) -> Non
     found = plan(url, tmp_path / "data")
     assert isinstance(found, StreamPlan) and found.is_here
     assert found.train.size == len(LARGE)
+
+
+def test_whether_all_is_here_is_known_without_asking(tmp_path: Path) -> None:
+    with serving_tar(b"", misbehave=serve_files({TRAIN: LARGE, VAL: b"x" * 1000})) as (url, seen):
+        val, folder = url.replace(TRAIN, VAL), url.replace(TRAIN, "")
+        fetch(url, tmp_path)
+        num_requests = len(seen)
+        assert is_all_here(url, tmp_path)
+        for missing in (val, f"{url},{val}", folder):
+            assert not is_all_here(missing, tmp_path)
+        assert len(seen) == num_requests
+        fetch(val, tmp_path)
+        num_requests = len(seen)
+        assert all(is_all_here(place, tmp_path) for place in (val, f"{url},{val}", folder))
+        assert len(seen) == num_requests
 
 
 def test_a_folder_of_another_stream_is_refused_by_name(
