@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from tests.dataset.director_server import federation
 from tests.dataset.object_fetch import FAST, fetch
 from tests.dataset.small_server import Handler
 from tests.dataset.stream.url_index import LARGE, ROOT, index_file, publish, serving_tar
-from tests.dataset.tars import TRAIN, VAL
+from tests.dataset.tars import TRAIN, VAL, drop_unit_sums
 from tests.mounts import mounted
 
 
@@ -289,6 +289,28 @@ def test_an_index_that_was_of_no_use_is_fetched_again(
         place.write_bytes(b"mine")
         assert "is damaged" in refused(plan(url, tmp_path / "data")).reason
     assert place.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_an_index_without_sums_of_units_comes_once(
+    index: Path, tmp_path: Path, is_given: bool
+) -> None:
+    """Each start asks for its length alone, until somebody has made a new one."""
+    good = index.read_bytes()
+    drop_unit_sums(index)
+    files = {TRAIN: LARGE, f"{TRAIN}.index": index.read_bytes()}
+    with serving_tar(b"", misbehave=serve_files(files)) as (url, seen):
+        fields: dict[str, Any] = {"index": f"{url}.index"} if is_given else {}
+        fields["is_bounded"] = True
+        for _ in range(3):
+            with pytest.raises(UserError, match="of format 1") if is_given else nullcontext():
+                assert "of format 1" in refused(plan(url, tmp_path / "data", **fields)).reason
+        asked = [one["range"] for one in seen if one["path"].endswith(".index")]
+        assert sum(span != "bytes=0-0" for span in asked) == 1
+        files[f"{TRAIN}.index"] = good
+        found = plan(url, tmp_path / "data", **fields)
+    assert isinstance(found, StreamPlan) and found.train.index is not None
+    assert found.train.index.read_bytes() == good
 
 
 def test_an_index_is_proven_by_its_sha256(
