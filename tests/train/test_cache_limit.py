@@ -16,7 +16,7 @@ import pytest
 
 from dataset.archive import units
 from dataset.archive.index import build_index
-from dataset.errors import DONE, USER_MISTAKE
+from dataset.errors import DONE, USER_MISTAKE, UserError
 from dataset.own_names import part_path, units_path
 from tests.dataset.tars import TRAIN, VAL, drop_unit_sums
 from tests.train import hooks
@@ -25,7 +25,8 @@ from tests.train.cache_sizes import find_map, sampling
 from tests.train.data.arriving import write_padded
 from tests.train.outcomes import EVERY_STEP, final_state, find_differences, read_trace
 from tests.train.tar_server import serving_folder
-from train.data.bounded_cache import SPARE_BYTES, lower_to_disk
+from train.data.bounded_cache import SPARE_BYTES, check_limit, lower_to_disk
+from train.data.unit_needs import CacheShare
 from train.records.record import read_run
 
 pytestmark = pytest.mark.training
@@ -132,6 +133,26 @@ def test_what_has_yet_to_come_of_the_validation_tar_is_no_room_for_units(
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     room = lower_to_disk(1 << 40, tmp_path / TRAIN, tmp_path / VAL)
     assert 1000 + (1 << 20) <= room < 1000 + (2 << 20)
+
+
+def test_a_disk_that_is_too_small_is_told_what_is_missing() -> None:
+    share = CacheShare(3_100_000_000, 0, 12_000_000_000, 299_500_001, 148_000_000_000, 10**11)
+    with pytest.raises(UserError, match=r"free 9\.200 GB more, for 12\.300 GB in all") as raised:
+        check_limit(share, is_given=False)
+    assert str(raised.value).startswith("room on the disk: 3.100 GB are too little")
+
+
+def test_a_limit_for_which_the_disk_has_no_room_is_not_to_blame(
+    served: Path, tmp_path: Path
+) -> None:
+    full = partial(hooks.set_value, "train.data.bounded_cache", "lower_to_disk", leave_no_room)
+    with serving_folder(served) as (url, _):
+        job = start_bounded(url, tmp_path, hook=full).expect(USER_MISTAKE)
+    assert "room on the disk: 0.001 GB are too little" in job.log
+
+
+def leave_no_room(*_: object) -> int:
+    return 1_000_000
 
 
 def test_a_uniform_checkpoint_cannot_be_streamed_with_little_disk(

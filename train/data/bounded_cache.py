@@ -67,17 +67,23 @@ def divide_limit(limit: int, val: int, needs: UnitNeeds, connections: int) -> Ca
 
 
 def check_limit(share: CacheShare, is_given: bool) -> None:
-    """Raises for a limit, or a disk where no limit is given, that is too small for the order."""
+    """Raises for a limit, or a disk if that is not to blame, that is too small for the order."""
     if share.limit < share.least:
-        least_gb = math.ceil(share.least / 1e6) / 1e3
-        what, fix = "room on the disk", "free"
-        if is_given:
-            what, fix = "--cache-limit", "give"
+        least = f"{_round_up(share.least)} GB"
+        what, fix = "--cache-limit", f"give {least.replace(' ', '')} or more"
+        if not is_given:
+            missing = _round_up(share.least - share.limit)
+            what, fix = "room on the disk", f"free {missing} GB more, for {least} in all"
         raise UserError(
             f"{what}: {share.limit / 1e9:.3f} GB are too little for this order, which has "
             f"up to {share.in_use / 1e9:.3f} GB in use, {share.in_flight / 1e9:.3f} GB on their "
-            f"way, and {share.val / 1e9:.3f} GB of validation; {fix} {least_gb:.3f}GB or more"
+            f"way, and {share.val / 1e9:.3f} GB of validation; {fix}"
         )
+
+
+def _round_up(num_bytes: int) -> str:
+    """Bytes in GB, by MB."""
+    return f"{math.ceil(num_bytes / 1e6) / 1e3:.3f}"
 
 
 def open_cache(
@@ -90,7 +96,7 @@ def open_cache(
     if room < (limit or share.least + share.used):
         log.warning("the disk has room for %.2f GB only", room / 1e9)
     share = replace(share, limit=room)
-    check_limit(share, is_given=bool(limit))
+    check_limit(share, is_given=0 < limit < share.least)
     cache = BoundedCache(share, needs, train, folder, is_limited=bool(limit or share.later))
     if cache.is_limited:
         cache.tell_start()
