@@ -17,7 +17,7 @@ from dataset.stream.spec import Needs
 from train.config import TrainConfig
 from train.data.needs import find_needs
 from train.data.network_meter import NetworkMeter
-from train.data.sample_order import UNIFORM, SampleOrder, order_along
+from train.data.sample_order import STREAMED, SampleOrder, name_order, order_as_before
 from train.data.stream_source import StreamSource
 from train.data.tar_layout import find_layout
 from train.ranks.launch import Launch
@@ -101,8 +101,8 @@ def _may_go_on(cfg: TrainConfig) -> bool:
 
 
 def _choose_order(cfg: TrainConfig, train: StreamSource) -> SampleOrder:
-    """The order of a new run (train/prepare.py chooses it for all)."""
-    if cfg.order_name == UNIFORM:
+    """The order of a new run, as train/prepare.py will choose it."""
+    if name_order(cfg.order_name, {}, STREAMED) != STREAMED:
         return SampleOrder()
     layout, units = find_layout(train, train.index.tar, cfg.index_dir)
-    return order_along(layout, units, cfg.batch_size, None, cfg.order_lanes or 1)
+    return order_as_before(layout, units, cfg.batch_size, {}, cfg.order_lanes)
