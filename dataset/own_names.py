@@ -17,8 +17,10 @@ STREAM = ".stream.json"  # where the readers of a stream into this folder meet
 PART = ".trainyard-part"  # x.bin.part may be an object, or a file of the user
 JOURNAL = ".journal"
 NEW, DOUBTED = ".new", ".doubted"
+UNITS = ".units"  # the folder of a bounded cache
+UNIT_FILE = re.compile(r"\d{7,}(?:\.part)?")  # a file in it (dataset/stream/unit_map.py)
 MAX_NAME_BYTES = 200  # of a name that gets our endings: file systems take 255
-_OWN = re.compile(rf".*{re.escape(PART)}(?:{JOURNAL}(?:{NEW}|{DOUBTED})?)?", re.IGNORECASE)
+_OWN = re.compile(rf".*{re.escape(PART)}(?:{UNITS}|{JOURNAL}(?:{NEW}|{DOUBTED})?)?", re.IGNORECASE)
 
 
 def part_path(path: Path) -> Path:
@@ -32,6 +34,20 @@ def part_path(path: Path) -> Path:
 def journal_path(path: Path) -> Path:
     part = part_path(path)
     return part.with_name(part.name + JOURNAL)
+
+
+def units_path(path: Path) -> Path:
+    """The folder of the units of a tar, of which a part is here at a time."""
+    part = part_path(path)
+    return part.with_name(part.name + UNITS)
+
+
+def list_units(path: Path) -> list[Path]:
+    """The files of units that a stream of a tar has left."""
+    folder = units_path(path)
+    if not folder.is_dir() or folder.is_symlink():
+        return []
+    return [file for file in folder.iterdir() if UNIT_FILE.fullmatch(file.name)]
 
 
 def doubted_path(journal: Path) -> Path:

@@ -16,15 +16,25 @@ from dataset.packages import require_packages
 
 require_packages("numpy")
 
-from dataset.archive.index import build_index, check_kind, find_current, find_index, verify_tar
+from dataset.archive.index import (
+    build_index,
+    check_kind,
+    find_current,
+    find_index,
+    index_places,
+    verify_tar,
+)
 from dataset.archive.index_file import TarIndex, load_index
 from dataset.archive.tar_images import detect_kind
 from dataset.byte_meter import ByteMeter
+from dataset.durable import writing_whole
 from dataset.errors import DataError, UserError, run_command
 from dataset.fetch.display import Display
+from dataset.fetch.ledger import make_folder
 from dataset.fetch.request import Request
 from dataset.flags import REQUIRED, flag, make_parser, parse_flags
 from dataset.known_archives import find_published
+from dataset.names import INDEX_SUFFIX
 from dataset.redaction import printable, redact
 from dataset.stream.index_url import IndexedUrl, IndexJob, index_url
 from dataset.words import count
@@ -121,8 +131,10 @@ def _is_url(tar: str) -> bool:
 
 
 def _index(tar: Path, flags: IndexFlags) -> None:
-    if _is_up_to_date(tar, flags):
-        log.info("%s: the index is up to date", tar)
+    if (place := _find_up_to_date(tar, flags)) is not None:
+        if flags.index_dir is not None and place == index_places(tar)[-1]:
+            place = _copy(place, flags.index_dir / (tar.name + INDEX_SUFFIX))
+        log.info("%s: the index is up to date: %s", tar, place)
         return
     start_s = time.monotonic()
     with measure_stage("index", flags.record_folder(tar)) as stage:
@@ -194,18 +206,26 @@ def _describe_proof(found: IndexedUrl) -> str:
     return f"not verified: {MD5_LOST if found.is_md5_lost else NO_CHECKSUM}"
 
 
-def _is_up_to_date(tar: Path, flags: IndexFlags) -> bool:
-    """Whether the index is newer than the tar, belongs to it and has what the flags ask for."""
+def _find_up_to_date(tar: Path, flags: IndexFlags) -> Path | None:
+    """The index, if it is newer than the tar, belongs to it and has what the flags ask for."""
     place = find_index(tar, flags.index_dir)
     if place is None or place.stat().st_mtime_ns < tar.stat().st_mtime_ns:
-        return False
+        return None
     try:
         current = find_current(
             tar, index_dir=flags.index_dir, labels=flags.labels, checksums=flags.checksums
         )
     except DataError:
-        return False  # of another tar, or damaged: the new one replaces it
-    return current is not None
+        return None  # of another tar, or damaged: the new one replaces it
+    return place if current is not None else None
+
+
+def _copy(cached: Path, place: Path) -> Path:
+    """Copies an index from the user's cache to the folder that was asked for."""
+    make_folder(place.parent)
+    with writing_whole(place) as file:
+        file.write(cached.read_bytes())
+    return place
 
 
 def _verify(tar: Path, flags: IndexFlags) -> None:

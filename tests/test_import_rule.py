@@ -287,6 +287,11 @@ def test_what_promises_to_live_without_torch_is_imported_without_it() -> None:
         for path in files_of(room)
         if path.name not in ("__init__.py", "__main__.py")
     ]
+    names += [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in files_of("train")
+        if path.name != "__init__.py" and "(no torch)" in path.read_text().split('"""')[1]
+    ]
     blocked = ["torch", "torchvision", "pynvml", "pelicanfs", "htcondor2", "classad2"]
     code = (
         "import sys, importlib\n"

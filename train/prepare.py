@@ -13,7 +13,7 @@ from train.checkpoints import checkpoint
 from train.checkpoints.resume import choose_share, find_checkpoint, refuse_changes
 from train.config import TrainConfig
 from train.data.decode import Decoder, choose_decoder
-from train.data.sample_order import STREAMED, UNIFORM, SampleOrder, order_along
+from train.data.sample_order import STREAMED, UNIFORM, SampleOrder, name_order, order_as_before
 from train.data.sampler import BatchPlan, ValidationShare, share_validation
 from train.data.splits import Dataset
 from train.data.tar_layout import find_layout
@@ -130,7 +130,7 @@ def prepare(
     cfg: TrainConfig, launch: Launch, comm: Comm, device: torch.device, stream: Stream
 ) -> tuple[Setup, checkpoint.State | None]:
     """The setup of a run, and the checkpoint to continue from, if any."""
-    check_arch(cfg.arch)  # before the log speaks of a folder
+    check_arch(cfg.arch)  # before a folder is made, and before the network is waited for
     precision = choose_precision(cfg.precision, device)
     binding = own_binding()
     num_sharing = count_sharing(binding, comm.gather(binding))
@@ -241,18 +241,14 @@ def choose_order_together(
     """
     before = state["identity"] if state is not None else {}
     fresh = STREAMED if num_lanes and state is None else UNIFORM
-    name = before.get("order", fresh) if cfg.order == "auto" else cfg.order_name
+    name = name_order(cfg.order_name, before, fresh)
     if name != STREAMED or dataset is None or cfg.evaluate:
         return SampleOrder()
     order = None
     if launch.is_main:
         layout, units = find_layout(dataset.train, Path(dataset.path), cfg.index_dir)
-        was_streamed = before.get("order") == STREAMED
-        lanes_before = before.get("lanes", 1) if was_streamed else max(1, num_lanes)
-        lanes = cfg.order_lanes or lanes_before
-        is_same = before.get("units") == units and lanes == lanes_before
-        window = before.get("window") if is_same else None
-        order = order_along(layout, units, cfg.batch_size, window, lanes)
+        lanes = cfg.order_lanes, max(1, num_lanes)
+        order = order_as_before(layout, units, cfg.batch_size, before, *lanes)
     shared: SampleOrder = comm.from_main(order)
     return shared
 

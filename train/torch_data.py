@@ -34,7 +34,7 @@ from train.data.image_dataset import (
     whole_image,
 )
 from train.data.resumable import ResumableBatches
-from train.data.sample_order import STREAMED, UNIFORM, SampleOrder, order_along
+from train.data.sample_order import STREAMED, UNIFORM, SampleOrder, name_order, order_as_before
 from train.data.sampler import BatchPlan, check_batch
 from train.data.sources import Source
 from train.data.splits import fingerprint_of
@@ -263,14 +263,11 @@ def _choose_order(
     name: str, images: ImageDataset, is_train: bool, batch_size: int, before: Mapping[str, Any]
 ) -> SampleOrder:
     """As named; "auto": as before, else by where the data is; with the window from before."""
-    if name == "auto":
-        is_streamed = is_train and isinstance(images.source, StreamSource)
-        name = before.get("order", STREAMED if is_streamed else UNIFORM)
-    if name != STREAMED:
+    is_streamed = is_train and isinstance(images.source, StreamSource)
+    if name_order(name, before, STREAMED if is_streamed else UNIFORM) != STREAMED:
         return SampleOrder()
     layout, units = find_layout(images.source, images.root, None)
-    window = before.get("window") if before.get("units") == units else None
-    return order_along(layout, units, batch_size, window if type(window) is int else None)
+    return order_as_before(layout, units, batch_size, before, lanes=1)
 
 
 def _make_images(

@@ -25,6 +25,10 @@ class ProtocolError(OSError):
     """An answer that breaks the rules of HTTP or is not what was asked for."""
 
 
+class NotTheObject(ProtocolError):
+    """A sound answer of another kind, such as a page for people: asking again changes nothing."""
+
+
 class Reader(Protocol):
     """What http.client reads the body from."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dataset.errors import CommandError, PassingError
 from dataset.federation.connection import NETWORK_ERRORS
-from dataset.federation.framing import ProtocolError
+from dataset.federation.framing import NotTheObject
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target, Verdict
 from dataset.federation.tokens import Access
@@ -46,7 +46,7 @@ def fetch_index(
     if beside.scheme == "file":
         if not Path(decode(beside.path)).is_file():
             return
-    elif not _exists(beside, access, options, num_tries, is_needed):
+    elif not ask_index_size(beside, access, options, num_tries, is_needed):
         return
     try:
         fetch_object(FetchJob(beside, path, ledger), access, replace(options, give_up_s=60.0))
@@ -60,10 +60,13 @@ def fetch_index(
         path.unlink()
 
 
-def _exists(
+def ask_index_size(
     target: Target, access: Access, options: Options, num_tries: int, is_needed: bool
-) -> bool:
-    """Quick tries, each at the next server; False when all failed, if the object is optional."""
+) -> int:
+    """The size of an index, 0 without one; quick tries, each at the next server.
+
+    When all failed it is 0, too, unless the index is needed.
+    """
     quick, has_answer = replace(options, stall_s=min(options.stall_s, 5.0)), False
     with Lookup(target, access, quick, is_optional=True) as lookup:
         for number in range(num_tries):
@@ -72,7 +75,7 @@ def _exists(
             lookup.refresh()
             servers = lookup.servers.all
             if lookup.answer.verdict in (Verdict.MISSING, Verdict.DENIED):
-                return False
+                return 0
             if lookup.answer.verdict is Verdict.PASSING or not servers:
                 continue
             try:
@@ -80,14 +83,17 @@ def _exists(
             except NETWORK_ERRORS as error:
                 has_answer |= _is_no(error)
                 continue
-            return 0 < size <= MAX_INDEX_BYTES
+            return size if size <= MAX_INDEX_BYTES else 0
     if is_needed and not has_answer:
         raise PassingError(f"nobody answers whether there is {target.identity}; try again later")
-    return False
+    return 0
 
 
 def _is_no(error: Exception) -> bool:
-    """Whether a server has said no, in its own way: a status, or a page for people."""
+    """Whether a server has said no, in its own way: a status, or a page for people.
+
+    Silence, a connection that ends early and a broken answer say nothing.
+    """
     if isinstance(error, StatusError):
         return 400 <= error.status < 500 and error.status not in (408, 429)
-    return isinstance(error, ProtocolError)
+    return isinstance(error, NotTheObject)

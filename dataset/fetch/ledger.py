@@ -10,13 +10,13 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dataset.durable import find_room, try_lock, write_all
 from dataset.errors import PassingError, UserError
-from dataset.own_names import LOCK, RECORD, part_path
+from dataset.own_names import LOCK, RECORD, list_units, part_path
 from dataset.redaction import redact_all
 from dataset.untrusted import check_count, check_text, parse_json
 
@@ -138,11 +138,12 @@ def check_space_of_all(folder: Path, files: Iterable[tuple[Path, int]]) -> None:
 
 
 def _held_bytes(path: Path) -> int:
-    """Bytes on the disk that an earlier start's partial file already occupies."""
-    try:
-        return part_path(path).stat().st_blocks * 512
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
+    """Bytes on the disk that an earlier start's partial file occupies, or units that go before."""
+    num_bytes = 0
+    for file in (part_path(path), *list_units(path)):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            num_bytes += file.stat().st_blocks * 512
+    return num_bytes
 
 
 class NoSpace(UserError):

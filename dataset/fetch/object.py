@@ -33,7 +33,7 @@ from dataset.transfer.chunk_sums import BlockChecks, NoChecks, NoIndex, read_blo
 from dataset.transfer.engine import ObjectChanged, OtherSizes, Transfer
 from dataset.transfer.journal import Arrivals, Journal, read_journal_head
 from dataset.transfer.own_files import check_absent
-from dataset.transfer.resume import adopt_older, discard, holding_part, resume
+from dataset.transfer.resume import adopt_older, discard, discard_units, holding_part, resume
 from dataset.transfer.store import ChunkStore, DiskError
 
 log = logging.getLogger("trainyard.fetch")
@@ -141,6 +141,7 @@ def _accept_record(
         refuse_unverified(str(job.path), summary.verified)
     by = ", ".join(summary.verified) or "its size alone"
     summary.say(f"{job.path.name} is here already, verified by {by}")
+    discard_units(job.path, summary.say)
     discard(job.path)  # what a kill between the last two steps of a fetch left
 
 
@@ -161,6 +162,7 @@ def _fetch_once(job: FetchJob, lookup: Lookup, summary: Summary, on_tick: Tick) 
     checks = _read_checks(job, summary)
     check_space(job.path, summary.size)
     with holding_part(job.path) as fd:
+        discard_units(job.path, summary.say)
         kinds = pick_kinds(job.given, checks.kind if checks is not None else None)
         arrivals = resume(
             job.path, job.target.identity, summary.size, kinds, summary.say, job.has_readers

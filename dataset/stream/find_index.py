@@ -10,7 +10,7 @@ from dataset.archive.block_sums import BLOCK_SIZE, KIND
 from dataset.archive.index_file import load_index_alone
 from dataset.errors import CommandError, DataError, PassingError, UserError, describe_os_error
 from dataset.federation.pelican import Target
-from dataset.fetch.index_beside import fetch_index
+from dataset.fetch.index_beside import ask_index_size, fetch_index
 from dataset.fetch.job import FetchJob
 from dataset.fetch.ledger import Ledger
 from dataset.fetch.object import fetch_object
@@ -18,6 +18,7 @@ from dataset.fetch.request import Request
 from dataset.known_archives import PROVEN_INDEXES, find_published
 from dataset.names import INDEX_SUFFIX
 from dataset.redaction import redact
+from dataset.spelling import decode
 
 NUM_TRIES = 3  # a stream cannot do without it: one server that fails does not mean there is none
 
@@ -98,7 +99,8 @@ def _get_given(
         if not index.name.endswith(INDEX_SUFFIX):  # a tar would be fetched whole
             raise UserError(f"--index {redact(given)}: give the URL of a TAR{INDEX_SUFFIX}")
         path = request.out / index.name
-        _forget_faulty(path, size, ledger, has_units)
+        if _is_faulty(path, size, ledger, has_units) and _may_be_new(path, index, size, request):
+            path.unlink()
         fetch_object(FetchJob(index, path, ledger), request.access, request.options)
     if reason := find_fault(path, size, has_units):
         fix = f"give --index the index of {target.identity}, or leave it out"
@@ -110,13 +112,35 @@ def _get_beside(
     target: Target, size: int, request: Request, ledger: Ledger, has_units: bool, is_needed: bool
 ) -> Path | None:
     path = request.out / (target.name + INDEX_SUFFIX)
-    _forget_faulty(path, size, ledger, has_units)
+    if _is_faulty(path, size, ledger, has_units):
+        beside = target.child(target.path + INDEX_SUFFIX)
+        if _may_be_new(path, beside, size, request, is_needed):
+            path.unlink()
     if not path.exists():
         fetch_index(target, path, request.access, request.options, ledger, NUM_TRIES, is_needed)
     return path if path.exists() else None
 
 
-def _forget_faulty(path: Path, size: int, ledger: Ledger, has_units: bool) -> None:
-    """Removes an index that an earlier start fetched and that is of no use: it may be new there."""
-    if ledger.vouches_for(path) and find_fault(path, size, has_units):
-        path.unlink()
+def _is_faulty(path: Path, size: int, ledger: Ledger, has_units: bool) -> bool:
+    """Whether an earlier start fetched this index, and it is of no use."""
+    return ledger.vouches_for(path) and bool(find_fault(path, size, has_units))
+
+
+def _may_be_new(
+    path: Path, source: Target, size: int, request: Request, is_needed: bool = False
+) -> bool:
+    """Whether an index of no use may have been replaced at its source since it was fetched.
+
+    One that only lacks checksums is longer with them, so of the same length it is the same.
+    """
+    try:
+        if load_index_alone(path).tar_size != size:
+            return True
+    except (DataError, OSError):
+        return True
+    if source.scheme == "file":
+        place = Path(decode(source.path))
+        there = place.stat().st_size if place.is_file() else 0
+    else:
+        there = ask_index_size(source, request.access, request.options, NUM_TRIES, is_needed)
+    return there not in (0, path.stat().st_size)

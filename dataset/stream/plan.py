@@ -112,8 +112,7 @@ def plan_stream(
     urls = split_urls(url)
     targets = [request.parse(one) for one in urls]
     _check_all_names(targets, request)
-    is_folder = has_collection_form(targets[0]) or not looks_like_object(targets[0])
-    if is_folder and len(urls) == 1:
+    if _is_folder(targets[0]) and len(urls) == 1:
         return _plan_folder(url, targets[0], request, index, is_bounded)
     data = data_dir if len(urls) > 1 else data_dir / targets[0].name
     here = _find_here(urls, request)
@@ -127,6 +126,29 @@ def plan_stream(
         return _meet(error)
 
 
+def is_all_here(
+    url: str, data_dir: Path, federation: str | None = None, token: Path | None = None
+) -> bool:
+    """Whether the record of a folder has all that a URL names; nobody is asked.
+
+    Of a folder's URL that is the two archives, as without its list nobody knows of only one.
+    """
+    request = Request(data_dir, Options(), federation, token)
+    urls = split_urls(url)
+    if len(urls) == 1 and _is_folder(request.parse(urls[0])):
+        urls = [_name_in(urls[0], name) for name in (TRAIN_TAR, VAL_TAR)]
+    return _find_here(urls, request) is not None
+
+
+def _is_folder(target: Target) -> bool:
+    return has_collection_form(target) or not looks_like_object(target)
+
+
+def _name_in(url: str, name: str) -> str:
+    """The URL of an object in a folder."""
+    return f"{url.partition('?')[0].rstrip('/')}/{name}"
+
+
 def _plan_folder(
     url: str, target: Target, request: Request, index: str, is_bounded: bool
 ) -> StreamPlan | Refusal:
@@ -135,8 +157,7 @@ def _plan_folder(
     names = list_top(target, request)
     if TRAIN_TAR not in names:
         return Refusal(f"there is no {TRAIN_TAR} in {target.identity}")
-    base = url.partition("?")[0].rstrip("/")
-    urls = [f"{base}/{name}" for name in (TRAIN_TAR, VAL_TAR) if name in names]
+    urls = [_name_in(url, name) for name in (TRAIN_TAR, VAL_TAR) if name in names]
     _check_all_names([request.parse(one) for one in urls], request)
     here = _find_here(urls, request)
     if here is not None:
@@ -145,7 +166,7 @@ def _plan_folder(
         with take_folder(request.out, PLANNING):
             ledger = Ledger(request.out)
             if VALPREP in names:
-                _fetch_small(f"{base}/{VALPREP}", request, ledger)
+                _fetch_small(_name_in(url, VALPREP), request, ledger)
             return _plan_objects(urls, request.out, request, ledger, index, is_bounded)
     except FolderHeld as error:
         return _meet(error)

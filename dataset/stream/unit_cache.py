@@ -81,6 +81,16 @@ class UnitCache:
         while self.used_bytes > self.limit and self._free_latest(-1, self.has_place):
             pass
 
+    def _keep_less(self) -> None:
+        """Keeps no more than fits now; what is used last gives way."""
+        kept = int(self._num_bytes[self._is_kept].sum())
+        for unit in np.argsort(-self._find_uses(), kind="stable").tolist():
+            if kept <= self._keep_bytes:
+                return
+            if self._is_kept[unit]:
+                self._is_kept[unit] = False
+                kept -= int(self._num_bytes[unit])
+
     # Places
 
     def next_use(self, unit: int) -> int:
@@ -193,7 +203,9 @@ class UnitCache:
             raise error
         here = int(self._num_bytes[(self.map.here == 1) | self.is_found].sum())
         if here < self.limit:
-            self.limit = here
+            reserve = max(0, self.limit - self._keep_bytes)  # what the training needs at a time
+            self.limit, self._keep_bytes = here, max(0, here - reserve)
+            self._keep_less()
             log.warning("the disk is full: the cache is limited to %.2f GB now", here / 1e9)
 
     def refuse_small(self, unit: int) -> UserError:

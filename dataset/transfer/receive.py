@@ -19,7 +19,7 @@ from dataset.federation.connection import (
     explain,
     redirect_target,
 )
-from dataset.federation.framing import ProtocolError, read_retry_after
+from dataset.federation.framing import NotTheObject, ProtocolError, read_retry_after
 from dataset.federation.lookup import Lookup
 from dataset.federation.servers import Problem, Server
 from dataset.redaction import redact
@@ -112,13 +112,13 @@ def check_answer(
     if answer.status not in (200, 206):
         raise StatusError(answer.status, read_retry_after(answer.headers, time.time()))
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ProtocolError(f"content-encoding {answer.headers['content-encoding']!r}")
+        raise NotTheObject(f"content-encoding {answer.headers['content-encoding']!r}")
     etag = _own_etag(answer, server)
     if server.etag is not None and etag is not None and etag != server.etag:
         raise OtherVersion(f"its ETag was {server.etag} and is {etag}")
     if answer.status == 200:
         if _is_page(answer):
-            raise ProtocolError("an HTML page instead of the object; is a login needed?")
+            raise NotTheObject("an HTML page instead of the object; is a login needed?")
         if "content-range" in answer.headers:
             raise ProtocolError("200 with a Content-Range: whole or part?")
         if size is not None and answer.length is not None and answer.length != size:
@@ -126,7 +126,9 @@ def check_answer(
                 raise ProtocolError(f"200 and {answer.length} bytes instead of a range")
             raise OtherSize(answer.length)
         if answer.length is None:
-            raise ProtocolError("200 without a length")
+            # Without chunks either, it may be a head that was cut off.
+            is_sound = "transfer-encoding" in answer.headers
+            raise (NotTheObject if is_sound else ProtocolError)("200 without a length")
         return GoodAnswer(start, etag, is_range=False)
     _check_range(answer, start, end, size)
     return GoodAnswer(0, etag, is_range=True)

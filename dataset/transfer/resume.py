@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dataset.own_names import doubted_path, journal_path, older_path, part_path
+from dataset.own_names import (
+    doubted_path,
+    journal_path,
+    list_units,
+    older_path,
+    part_path,
+    units_path,
+)
 from dataset.transfer.chunk_sums import compute_all
 from dataset.transfer.journal import CHUNK, Arrivals, chunk_length, read_boot_id, read_journal
 from dataset.transfer.own_files import hold_part
@@ -136,6 +143,23 @@ def adopt_older(path: Path, identity: str, is_object: Callable[[Path], bool]) ->
     for new in names:
         if older[new].exists() and not new.exists():
             older[new].replace(new)
+
+
+def discard_units(path: Path, say: Say) -> None:
+    """Removes the units that a stream with little disk has left: now all of the tar comes.
+
+    Their bytes are not taken over, as a unit does not end where a chunk of the journal does.
+    """
+    units = list_units(path)
+    if not units:
+        return
+    num_bytes = 0
+    for file in units:
+        num_bytes += file.stat().st_size
+        file.unlink()
+    with suppress(OSError):  # a file of the user in it
+        units_path(path).rmdir()
+    say(f"{path.name} comes whole: removed {num_bytes / 1e9:.2f} GB of single units of it")
 
 
 def discard(path: Path) -> None:

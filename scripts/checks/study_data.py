@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from dataset.errors import CommandError, UserError
+from dataset.errors import CommandError, PassingError, UserError
 from dataset.federation.lookup import Lookup, Options
 from dataset.federation.pelican import Target
 from dataset.federation.reach import check_network
@@ -18,12 +18,13 @@ from dataset.fetch.object import fetch_object
 from dataset.fetch.request import Request
 from dataset.fetch.size import find_size
 from dataset.fetch.urls import is_collection
-from dataset.names import INDEX_SUFFIX
+from dataset.names import INDEX_SUFFIX, is_of_val
 from dataset.transfer.chunk_sums import NoChecks, OtherTar, read_block_checks
 
 log = logging.getLogger("trainyard")
 GIB = 1 << 30  # as HTCondor counts
 INDEXED = "index with block checksums"
+OF_INDEX = Options(give_up_s=30.0, missing_s=5.0)
 
 
 def check_data(data: str, macros: Mapping[str, str]) -> list[str]:
@@ -47,7 +48,8 @@ def check_data(data: str, macros: Mapping[str, str]) -> list[str]:
             continue
         size = ask_for_size(target, request)
         total += size
-        words = describe_index(target, size, request, has_units=is_bounded)
+        has_units = is_bounded and not is_of_val(target.name)  # that one is fetched whole
+        words = describe_index(target, size, request, has_units=has_units)
         log.info("%s: %d bytes, %s", target.identity, size, words)
         unindexed += [url] if words != INDEXED else []
     data_gb = float(macros.get("DATA_GB", "138"))
@@ -73,11 +75,12 @@ def describe_index(target: Target, size: int, request: Request, *, has_units: bo
     if not target.name.endswith(".tar"):
         return "no tar"
     beside = target.child(target.path + INDEX_SUFFIX)
-    options = Options(give_up_s=30.0, missing_s=5.0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, target.name + INDEX_SUFFIX)
         try:
-            fetch_object(FetchJob(beside, path, Ledger(Path(folder))), request.access, options)
+            fetch_object(FetchJob(beside, path, Ledger(Path(folder))), request.access, OF_INDEX)
+        except PassingError:  # nobody said that there is none
+            raise
         except (CommandError, FileNotFoundError):
             return "no index beside it"
         try:

@@ -20,6 +20,7 @@ from tests.dataset.object_fetch import CONTENT, FAST, NOWHERE, fetch
 from tests.dataset.small_server import Handler, serving
 
 OWN = [RECORD, LOCK, STAGES, f"x{PART}", f"x{PART}.journal", f"X{PART.upper()}.journal.doubted"]
+OWN += [f"x{PART}.units"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.archive.index import find_or_build_index
+from dataset.archive.index import find_or_build_index, index_places
 from tests.dataset.bad_tars import BAD
 from tests.dataset.small_server import Handler, running
 from tests.dataset.tars import TRAIN, VAL, flatten, make_tree, read_index, write_flat, write_nested
@@ -64,6 +64,21 @@ def test_verify_names_the_damaged_bytes(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: ")
     assert f"bytes 0-{len(data) - 1}" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_index_in_the_users_cache_is_copied_to_the_folder_that_is_named(tmp_path: Path) -> None:
+    """As a stream of file:// asks for, which looks there alone."""
+    tar, folder = write_nested(tmp_path / "data", make_tree()), tmp_path / "indexes"
+    cached = index_places(tar)[-1]
+    cached.parent.mkdir(parents=True)
+    assert run("--checksums", "--index-dir", tmp_path / "other", tar).returncode == 0
+    (tmp_path / "other" / f"{TRAIN}.index").rename(cached)  # as if the tar's folder were read-only
+    stamp = cached.stat().st_mtime_ns
+    done = run("--checksums", "--index-dir", folder, tar)
+    assert done.returncode == 0 and f"up to date: {folder / TRAIN}.index" in done.stderr
+    assert (folder / f"{TRAIN}.index").read_bytes() == cached.read_bytes()
+    assert not (tmp_path / "data" / f"{TRAIN}.index").exists()
+    assert cached.stat().st_mtime_ns == stamp
 
 
 def test_labels_and_index_dir_are_taken_from_the_flags(tmp_path: Path) -> None:

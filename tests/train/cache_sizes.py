@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dataset.own_names import part_path
+from dataset.own_names import part_path, units_path
 from dataset.stream.unit_map import UnitMap
 from tests.dataset.tars import TRAIN, VAL
-from train.data.bounded_cache import find_unit_folder
 
 POLL_S = 0.002
 
@@ -19,7 +18,7 @@ def measure(data: Path) -> int:
     """The bytes of all files that count for the limit, as their sizes say."""
     val = data / VAL
     total = 0
-    for file in (*find_unit_folder(data / TRAIN).glob("*"), val, part_path(val)):
+    for file in (*units_path(data / TRAIN).glob("*"), val, part_path(val)):
         with suppress(FileNotFoundError):  # freed meanwhile, or not there yet
             total += file.stat().st_size
     return total

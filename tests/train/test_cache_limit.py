@@ -16,8 +16,8 @@ import pytest
 
 from dataset.archive import units
 from dataset.archive.index import build_index
-from dataset.errors import DONE, USER_MISTAKE
-from dataset.own_names import part_path
+from dataset.errors import DONE, USER_MISTAKE, UserError
+from dataset.own_names import part_path, units_path
 from tests.dataset.tars import TRAIN, VAL, drop_unit_sums
 from tests.train import hooks
 from tests.train import started_ranks as ranks
@@ -25,7 +25,8 @@ from tests.train.cache_sizes import find_map, sampling
 from tests.train.data.arriving import write_padded
 from tests.train.outcomes import EVERY_STEP, final_state, find_differences, read_trace
 from tests.train.tar_server import serving_folder
-from train.data.bounded_cache import SPARE_BYTES, lower_to_disk
+from train.data.bounded_cache import SPARE_BYTES, check_limit, lower_to_disk
+from train.data.unit_needs import CacheShare
 from train.records.record import read_run
 
 pytestmark = pytest.mark.training
@@ -134,6 +135,26 @@ def test_what_has_yet_to_come_of_the_validation_tar_is_no_room_for_units(
     assert 1000 + (1 << 20) <= room < 1000 + (2 << 20)
 
 
+def test_a_disk_that_is_too_small_is_told_what_is_missing() -> None:
+    share = CacheShare(3_100_000_000, 0, 12_000_000_000, 299_500_001, 148_000_000_000, 10**11)
+    with pytest.raises(UserError, match=r"free 9\.200 GB more, for 12\.300 GB in all") as raised:
+        check_limit(share, is_given=False)
+    assert str(raised.value).startswith("room on the disk: 3.100 GB are too little")
+
+
+def test_a_limit_for_which_the_disk_has_no_room_is_not_to_blame(
+    served: Path, tmp_path: Path
+) -> None:
+    full = partial(hooks.set_value, "train.data.bounded_cache", "lower_to_disk", leave_no_room)
+    with serving_folder(served) as (url, _):
+        job = start_bounded(url, tmp_path, hook=full).expect(USER_MISTAKE)
+    assert "room on the disk: 0.001 GB are too little" in job.log
+
+
+def leave_no_room(*_: object) -> int:
+    return 1_000_000
+
+
 def test_a_uniform_checkpoint_cannot_be_streamed_with_little_disk(
     served: Path, tmp_path: Path
 ) -> None:
@@ -151,6 +172,18 @@ def test_an_index_of_format_1_says_what_it_cannot_do(served: Path, tmp_path: Pat
     assert "has no checksums of units: it is of format 1" in job.log
     where = f"--index-dir {tmp_path / 'data'} {url}/{TRAIN}"
     assert f"run: python scripts/index_tar.py --checksums {where}" in job.log
+
+
+def test_without_a_limit_the_units_give_way_to_the_whole_tar(
+    served: Path, local: Path, tmp_path: Path
+) -> None:
+    with serving_folder(served) as (url, _):
+        start_bounded(url, tmp_path, *EVERY_STEP, "--max-steps", "3").expect(DONE)
+        assert list(units_path(tmp_path / "data" / TRAIN).iterdir())
+        start_run(f"{url}/{TRAIN}", tmp_path).expect(DONE)
+    check_same_run(tmp_path, local)
+    left = sorted(file.name for file in (tmp_path / "data").iterdir())
+    assert left == [".fetch.lock", TRAIN, f"{TRAIN}.index", "fetched.jsonl"]
 
 
 @pytest.mark.parametrize("killed", ["rank", "fetcher"])

@@ -17,7 +17,7 @@ import numpy as np
 
 from dataset.archive.index_file import TarIndex, cut_as_summed
 from dataset.errors import UserError
-from dataset.own_names import part_path
+from dataset.own_names import part_path, units_path
 from dataset.stream.spec import NEVER, CacheSpec, StreamSpec
 from dataset.stream.unit_map import UnitMap
 from dataset.stream.unit_plan import EpochPlan, write_plan
@@ -27,7 +27,6 @@ from train.data.unit_source import UnitSource
 
 log = logging.getLogger("trainyard")
 
-UNITS_SUFFIX = ".units"
 SPARE_BYTES = 16 << 20  # for what the file system itself needs
 
 
@@ -40,20 +39,14 @@ class ValTar(Protocol):
     def size(self) -> int: ...
 
 
-def find_unit_folder(tar: Path) -> Path:
-    """The folder of the units' files, below --data-dir."""
-    part = part_path(tar)
-    return part.with_name(part.name + UNITS_SUFFIX)
-
-
 def open_units(index: TarIndex, place: Path, meter: NetworkMeter) -> UnitSource:
     """The images of the tar, as its units come and go."""
-    return UnitSource(index, UnitMap(place), find_unit_folder(index.tar), meter)
+    return UnitSource(index, UnitMap(place), units_path(index.tar), meter)
 
 
 def lower_to_disk(limit: int, tar: Path, val: Path | None) -> int:
     """The limit, or what the disk has room for if that is less."""
-    held = [*find_unit_folder(tar).glob("*"), *([val, part_path(val)] if val else [])]
+    held = [*units_path(tar).glob("*"), *([val, part_path(val)] if val else [])]
     # A part that is still coming has its whole length, but not yet the bytes.
     found = [file.stat() for file in held if file.exists()]
     room = sum(min(one.st_size, 512 * one.st_blocks) for one in found)
@@ -74,17 +67,23 @@ def divide_limit(limit: int, val: int, needs: UnitNeeds, connections: int) -> Ca
 
 
 def check_limit(share: CacheShare, is_given: bool) -> None:
-    """Raises for a limit, or a disk where no limit is given, that is too small for the order."""
+    """Raises for a limit, or a disk if that is not to blame, that is too small for the order."""
     if share.limit < share.least:
-        least_gb = math.ceil(share.least / 1e6) / 1e3
-        what, fix = "room on the disk", "free"
-        if is_given:
-            what, fix = "--cache-limit", "give"
+        least = f"{_round_up(share.least)} GB"
+        what, fix = "--cache-limit", f"give {least.replace(' ', '')} or more"
+        if not is_given:
+            missing = _round_up(share.least - share.limit)
+            what, fix = "room on the disk", f"free {missing} GB more, for {least} in all"
         raise UserError(
             f"{what}: {share.limit / 1e9:.3f} GB are too little for this order, which has "
             f"up to {share.in_use / 1e9:.3f} GB in use, {share.in_flight / 1e9:.3f} GB on their "
-            f"way, and {share.val / 1e9:.3f} GB of validation; {fix} {least_gb:.3f}GB or more"
+            f"way, and {share.val / 1e9:.3f} GB of validation; {fix}"
         )
+
+
+def _round_up(num_bytes: int) -> str:
+    """Bytes in GB, by MB."""
+    return f"{math.ceil(num_bytes / 1e6) / 1e3:.3f}"
 
 
 def open_cache(
@@ -97,7 +96,7 @@ def open_cache(
     if room < (limit or share.least + share.used):
         log.warning("the disk has room for %.2f GB only", room / 1e9)
     share = replace(share, limit=room)
-    check_limit(share, is_given=bool(limit))
+    check_limit(share, is_given=0 < limit < share.least)
     cache = BoundedCache(share, needs, train, folder, is_limited=bool(limit or share.later))
     if cache.is_limited:
         cache.tell_start()
@@ -124,9 +123,11 @@ class BoundedCache:
     def make_spec(self, num_ranks: int) -> CacheSpec:
         """What the fetcher is told."""
         share = self.share
-        folder = find_unit_folder(self._source.index.tar)
+        folder = units_path(self._source.index.tar)
         limit, plans = share.limit - share.val, str(self._folder)
-        return CacheSpec(str(folder), limit, share.keep, plans, num_ranks)
+        # Also if all fits: what is beside it is what the training needs, should the disk get full.
+        keep = max(0, share.limit - share.least)
+        return CacheSpec(str(folder), limit, keep, plans, num_ranks)
 
     def _write_until(self, end: int) -> None:
         for number in range(len(self._plans), min(end, self._needs.num_epochs)):

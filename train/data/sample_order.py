@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,33 @@ class SampleOrder:
             f"{num_batches} batches of {batch_size:,} are more than half of the set: "
             "little of a transfer can be hidden behind the training"
         )
+
+
+def name_order(asked: str, before: Mapping[str, Any], fresh: str) -> str:
+    """The order that was asked for; of "auto" that of the run before, else that of a new one."""
+    found: str = before.get("order", fresh) if asked == "auto" else asked
+    return found
+
+
+def order_as_before(
+    layout: Layout,
+    units: str,
+    batch_size: int,
+    before: Mapping[str, Any],
+    lanes: int | None = None,
+    fresh_lanes: int = 1,
+) -> SampleOrder:
+    """The streamed order of a layout, with lanes and window of the run before if they fit.
+
+    before: its identity, empty for a new run. lanes: as asked for; None: those from before, else
+    those of a new run.
+    """
+    was_streamed = before.get("order") == STREAMED
+    lanes_before = before.get("lanes", 1) if was_streamed else fresh_lanes
+    lanes = lanes or lanes_before
+    is_same = before.get("units") == units and lanes == lanes_before
+    window = before.get("window") if is_same else None
+    return order_along(layout, units, batch_size, window if type(window) is int else None, lanes)
 
 
 def order_along(

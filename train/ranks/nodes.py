@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from train.ranks.comm import Comm
 from train.ranks.cpus import own_binding
 from train.ranks.launch import Launch
+
+if TYPE_CHECKING:  # it imports torch
+    from train.ranks.comm import Comm
 
 
 @dataclass(frozen=True)

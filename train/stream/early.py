@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dataset.errors import PassingError
 from dataset.stream.arrivals import ArrivalMap
 from dataset.stream.node import NodeStream
 from dataset.stream.plan import Refusal, StreamPlan
@@ -16,11 +17,13 @@ from dataset.stream.spec import Needs
 from train.config import TrainConfig
 from train.data.needs import find_needs
 from train.data.network_meter import NetworkMeter
-from train.data.sample_order import UNIFORM, SampleOrder, order_along
+from train.data.sample_order import STREAMED, SampleOrder, name_order, order_as_before
 from train.data.stream_source import StreamSource
 from train.data.tar_layout import find_layout
 from train.ranks.launch import Launch
 from train.stream.task import Task, ask_for_plan, wants_stream
+
+PLAN_S = 10.0  # without an answer: what needs torch to be checked would be told that much later
 
 
 class EarlyStream:
@@ -74,7 +77,7 @@ def begin_early(cfg: TrainConfig, launch: Launch) -> EarlyStream:
     # Several ranks find out together what is wrong with a URL, so that one of them says it.
     is_skipped = cfg.show_recipe or cfg.val_share or launch.world_size > 1
     if not is_skipped and wants_stream(cfg):
-        early.plan = ask_for_plan(cfg, is_bounded=bool(cfg.cache_bytes))
+        early.plan = _plan_quickly(cfg)
         if not _may_go_on(cfg):
             try:
                 early.begin(cfg)
@@ -84,14 +87,22 @@ def begin_early(cfg: TrainConfig, launch: Launch) -> EarlyStream:
     return early
 
 
+def _plan_quickly(cfg: TrainConfig) -> StreamPlan | Refusal | None:
+    """The plan, if the network answers soon; else the run makes it, once the flags are checked."""
+    try:
+        return ask_for_plan(cfg, is_bounded=bool(cfg.cache_bytes), give_up_s=PLAN_S)
+    except PassingError:
+        return None
+
+
 def _may_go_on(cfg: TrainConfig) -> bool:
     """Whether there is an earlier attempt by what the flags name."""
     return cfg.resume is not None or (cfg.output is not None and (cfg.output / "ckpt").exists())
 
 
 def _choose_order(cfg: TrainConfig, train: StreamSource) -> SampleOrder:
-    """The order of a new run (train/prepare.py chooses it for all)."""
-    if cfg.order_name == UNIFORM:
+    """The order of a new run, as train/prepare.py will choose it."""
+    if name_order(cfg.order_name, {}, STREAMED) != STREAMED:
         return SampleOrder()
     layout, units = find_layout(train, train.index.tar, cfg.index_dir)
-    return order_along(layout, units, cfg.batch_size, None, cfg.order_lanes or 1)
+    return order_as_before(layout, units, cfg.batch_size, {}, cfg.order_lanes)

@@ -22,8 +22,9 @@ import numpy.typing as npt
 from dataset.errors import DataError, UserError
 from dataset.stream.arrivals import State
 from dataset.stream.node import NodeStream
-from dataset.stream.plan import Refusal, StreamPlan
+from dataset.stream.plan import Refusal, StreamPlan, is_all_here
 from dataset.words import count
+from train.config import TrainConfig
 from train.data.network_meter import NetworkMeter
 from train.data.sample_order import SampleOrder
 from train.data.stream_source import StreamSource
@@ -31,6 +32,7 @@ from train.data.unit_source import UnitSource
 from train.ranks.comm import Comm
 from train.ranks.interrupt import Vote
 from train.ranks.nodes import Nodes
+from train.stream.task import fetch_folder
 
 log = logging.getLogger("trainyard")
 
@@ -41,6 +43,14 @@ POLL_S = 0.05
 MAX_VERIFY_S = 600.0  # the MD5 of ImageNet's tar takes minutes
 
 Ask = Callable[[], Vote]  # whether the run is to stop
+
+
+def have_all(cfg: TrainConfig, nodes: Nodes, comm: Comm) -> bool:
+    """Whether every node has all of DATA, by the record of its folder; all ranks together."""
+    has_all = not nodes.is_leader or is_all_here(
+        cfg.data, fetch_folder(cfg), cfg.federation, cfg.token
+    )
+    return all(comm.gather(has_all))
 
 
 def detect_shared_folder(folder: Path, nodes: Nodes, comm: Comm) -> bool:

@@ -49,6 +49,7 @@ from train.stream.nodes import (
     describe_shares,
     detect_shared_folder,
     find_slots,
+    have_all,
     prove_classes,
     share_proofs,
 )
@@ -94,6 +95,8 @@ class Stream:
         found: StreamPlan | Refusal | None = None
         if cfg.val_share:
             found = Refusal("--val-share validates on images of the training tar itself")
+        elif len(nodes) > 1 and have_all(cfg, nodes, self._comm):
+            return False  # also in a folder that several nodes see
         elif len(nodes) > 1 and detect_shared_folder(self._data_dir, nodes, self._comm):
             found = Refusal(f"{self._data_dir} is one folder for several of {len(nodes)} nodes")
         elif nodes.is_leader:

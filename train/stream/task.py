@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,16 +68,23 @@ def wants_stream(cfg: TrainConfig) -> bool:
 
 
 def ask_for_plan(
-    cfg: TrainConfig, *, is_bounded: bool, index_alone: bool = False
+    cfg: TrainConfig,
+    *,
+    is_bounded: bool,
+    index_alone: bool = False,
+    give_up_s: float = math.inf,
 ) -> StreamPlan | Refusal:
-    """How DATA can be streamed, or why not; bounded: only a part of it is on the disk at a time."""
+    """How DATA can be streamed, or why not; bounded: only a part of it is on the disk at a time.
+
+    give_up_s: raises PassingError after so long without an answer, if --give-up-after is longer.
+    """
     return plan_stream(
         cfg.data,
         fetch_folder(cfg),
         index=cfg.index or "",
         federation=cfg.federation,
         token=cfg.token,
-        options=Options(give_up_s=cfg.give_up_s),
+        options=Options(give_up_s=min(cfg.give_up_s, give_up_s)),
         is_bounded=is_bounded,
         index_alone=index_alone,
     )

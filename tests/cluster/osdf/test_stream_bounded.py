@@ -11,13 +11,13 @@ from types import ModuleType
 import pytest
 
 from dataset.errors import DONE
+from dataset.own_names import units_path
 from tests.cluster.osdf.streamed_runs import Served, forget_maps, start_run
 from tests.dataset.tars import TRAIN
 from tests.train import hooks
 from tests.train import started_ranks as ranks
 from tests.train.cache_sizes import find_map, sampling
 from tests.train.outcomes import EVERY_STEP, final_state, find_differences, read_trace
-from train.data.bounded_cache import find_unit_folder
 from train.records.record import STAGES_FILE, read_lines, read_run
 
 pytestmark = [
@@ -145,7 +145,7 @@ def test_files_that_are_damaged_under_the_run_are_fetched_again(
         job = start_bounded(served, tmp_path)
         for quarters in range(1, 4):
             await_bytes(job, tmp_path, quarters * size_of(served) // 4)
-            damage_all(find_unit_folder(tmp_path / "data" / TRAIN))
+            damage_all(units_path(tmp_path / "data" / TRAIN))
         job.expect(DONE)
     check_same_run(tmp_path, local)
     (attempt,) = read_run(tmp_path / "run")["attempts"]

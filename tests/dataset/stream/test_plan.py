@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import select
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,16 @@ import pytest
 from dataset import known_archives
 from dataset.archive.index_file import write_whole
 from dataset.errors import PassingError, UserError
+from dataset.federation.connection import Connection, Pool
 from dataset.fetch import ledger
 from dataset.fetch.ledger import lock_folder, take_folder
 from dataset.stream import plan as plan_module
-from dataset.stream.plan import Refusal, StreamPlan, plan_stream
+from dataset.stream.plan import Refusal, StreamPlan, is_all_here, plan_stream
 from tests.dataset.director_server import federation
 from tests.dataset.object_fetch import FAST, fetch
 from tests.dataset.small_server import Handler
 from tests.dataset.stream.url_index import LARGE, ROOT, index_file, publish, serving_tar
-from tests.dataset.tars import TRAIN, VAL
+from tests.dataset.tars import TRAIN, VAL, drop_unit_sums
 from tests.mounts import mounted
 
 
@@ -182,6 +185,71 @@ def test_an_index_that_nobody_answers_about_is_a_passing_failure_where_it_is_nee
         assert "there is no" in refused(plan(url, tmp_path / "data")).reason
 
 
+def stay_silent(handler: Handler) -> None:
+    handler.connection.recv(1)  # until the other side gives up
+
+
+def redirect_to_silence(handler: Handler) -> None:
+    """As an origin's redirector does whose data server is down."""
+    if "data-server" in handler.path:
+        stay_silent(handler)
+        return
+    handler.send_response(307)
+    handler.send_header("Location", f"/data-server{handler.path}")
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
+def trickle(handler: Handler) -> None:
+    """A head without an end, byte by byte: the socket alone would never time out."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+    while not select.select([handler.connection], [], [], 0.02)[0]:
+        handler.wfile.write(b"x")
+
+
+def hang_up(handler: Handler) -> None:
+    """After the head, and before the byte that was asked for."""
+    handler.send_response(206)
+    handler.send_header("Content-Range", "bytes 0-0/1000")
+    handler.send_header("Content-Length", "1")
+    handler.end_headers()
+
+
+def hang_up_in_head(handler: Handler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nServer: x\r\n")
+
+
+@pytest.mark.parametrize(
+    "misbehave", [stay_silent, redirect_to_silence, trickle, hang_up, hang_up_in_head]
+)
+@pytest.mark.parametrize("is_late", [False, True], ids=["", "slow-handshake"])
+def test_silence_and_broken_connections_are_no_answer(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    misbehave: Callable[[Handler], None],
+    is_late: bool,
+) -> None:
+    """After a slow handshake the watch ends the wait, and not the time limit of the socket."""
+    monkeypatch.setattr("dataset.fetch.index_beside.AGAIN_S", 0.01)
+    if is_late:
+        monkeypatch.setattr(Pool, "take", lambda pool, url: Connection(url, 60.0, pool.reach))
+
+    def answer(handler: Handler) -> bool:
+        if not handler.path.endswith(".index"):
+            return False
+        handler.close_connection = True
+        with suppress(OSError):
+            misbehave(handler)
+        return True
+
+    options = replace(FAST, stall_s=0.3)
+    with (
+        serving_tar(LARGE, misbehave=answer) as (url, _),
+        pytest.raises(PassingError, match=r"nobody answers whether there is .*\.index"),
+    ):
+        plan_stream(url, tmp_path / "data", options=options, is_bounded=True)
+
+
 @pytest.mark.parametrize("status", [400, 410, 200])
 def test_a_server_that_says_no_in_its_own_way_has_no_index(tmp_path: Path, status: int) -> None:
     """A gateway's 400, or a page for people: asking again for days would not change it."""
@@ -221,6 +289,28 @@ def test_an_index_that_was_of_no_use_is_fetched_again(
         place.write_bytes(b"mine")
         assert "is damaged" in refused(plan(url, tmp_path / "data")).reason
     assert place.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_an_index_without_sums_of_units_comes_once(
+    index: Path, tmp_path: Path, is_given: bool
+) -> None:
+    """Each start asks for its length alone, until somebody has made a new one."""
+    good = index.read_bytes()
+    drop_unit_sums(index)
+    files = {TRAIN: LARGE, f"{TRAIN}.index": index.read_bytes()}
+    with serving_tar(b"", misbehave=serve_files(files)) as (url, seen):
+        fields: dict[str, Any] = {"index": f"{url}.index"} if is_given else {}
+        fields["is_bounded"] = True
+        for _ in range(3):
+            with pytest.raises(UserError, match="of format 1") if is_given else nullcontext():
+                assert "of format 1" in refused(plan(url, tmp_path / "data", **fields)).reason
+        asked = [one["range"] for one in seen if one["path"].endswith(".index")]
+        assert sum(span != "bytes=0-0" for span in asked) == 1
+        files[f"{TRAIN}.index"] = good
+        found = plan(url, tmp_path / "data", **fields)
+    assert isinstance(found, StreamPlan) and found.train.index is not None
+    assert found.train.index.read_bytes() == good
 
 
 def test_an_index_is_proven_by_its_sha256(
@@ -282,6 +372,21 @@ def test_what_is_here_needs_neither_an_index_nor_a_server(tmp_path: Path) -> Non
     found = plan(url, tmp_path / "data")
     assert isinstance(found, StreamPlan) and found.is_here
     assert found.train.size == len(LARGE)
+
+
+def test_whether_all_is_here_is_known_without_asking(tmp_path: Path) -> None:
+    with serving_tar(b"", misbehave=serve_files({TRAIN: LARGE, VAL: b"x" * 1000})) as (url, seen):
+        val, folder = url.replace(TRAIN, VAL), url.replace(TRAIN, "")
+        fetch(url, tmp_path)
+        num_requests = len(seen)
+        assert is_all_here(url, tmp_path)
+        for missing in (val, f"{url},{val}", folder):
+            assert not is_all_here(missing, tmp_path)
+        assert len(seen) == num_requests
+        fetch(val, tmp_path)
+        num_requests = len(seen)
+        assert all(is_all_here(place, tmp_path) for place in (val, f"{url},{val}", folder))
+        assert len(seen) == num_requests
 
 
 def test_a_folder_of_another_stream_is_refused_by_name(

@@ -19,6 +19,7 @@ from dataset.errors import DataError, PassingError, UserError
 from dataset.stream.spec import NEVER
 from dataset.stream.unit_cache import UnitCache
 from dataset.stream.unit_fetch import UnitFetch
+from dataset.stream.unit_plan import NextUses
 from dataset.stream.unit_request import UnitRequest
 from tests.dataset.small_server import Handler
 from tests.dataset.stream.bounded_streams import CONTENT, Bounded, make_bounded
@@ -271,3 +272,27 @@ def test_a_full_disk_lowers_the_limit(cache: Bounded, monkeypatch: pytest.Monkey
             cache.await_units(step)
             cache.step(step + 1)
     assert cache.fetch is not None and cache.fetch.cache.limit <= room
+
+
+def test_a_full_disk_leaves_room_for_what_comes_next(tmp_path: Path) -> None:
+    """All was to be kept; now what the training needs at a time has to come out of that."""
+    cache = make_bounded(tmp_path / "cache")
+    num, sizes = count(cache), cache.num_bytes
+    for epoch in range(2):
+        cache.plan(np.arange(num) + epoch * num)
+    uses = NextUses(cache.folder, num)
+    limit, keep = int(sizes.sum() + 2 * sizes.max()), int(sizes.sum())
+    held = UnitCache(cache.units, cache.map, uses, limit, keep)
+    uses.follow(0)
+    for unit in range(num - 1):
+        assert held.take_place(unit)
+        cache.map.mark_written(unit, held.write(unit, cache.bytes_of(unit)))
+    uses.follow(num - 1)
+    held.settle()
+    held.lower_limit(OSError(errno.ENOSPC, "No space left on device"))
+    assert held.limit == held.used_bytes == sizes[:-1].sum()
+    assert held.take_place(num - 1)  # nobody waits for it yet
+    assert cache.map.here[0] and not cache.map.here[num - 2]  # what is used last gave way
+    uses.follow(num)
+    held.settle()
+    assert cache.map.here[: num - 3].all()

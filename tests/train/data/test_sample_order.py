@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,14 @@ from tests.train.data.small_batches import (
 from train.data.batches import Item
 from train.data.decode import UNIFORMS_PER_SAMPLE, decode_train
 from train.data.loader import load_batches
-from train.data.sample_order import SampleOrder, order_along
+from train.data.sample_order import (
+    STREAMED,
+    UNIFORM,
+    SampleOrder,
+    name_order,
+    order_along,
+    order_as_before,
+)
 from train.data.sampler import epoch_order, sample_uniforms
 from train.data.sources import TarSource
 from train.data.streamed_order import Layout, streamed_order
@@ -50,6 +58,28 @@ def folder(images: Path, tars: Path, tmp_path: Path) -> Path:
     copy = shutil.copytree(images, tmp_path / "folder")
     build_index(tars / "ILSVRC2012_img_train.tar", index_dir=copy)
     return copy
+
+
+def test_auto_is_the_order_of_the_run_before() -> None:
+    assert name_order("auto", {}, STREAMED) == STREAMED
+    assert name_order("auto", {"order": UNIFORM}, STREAMED) == UNIFORM
+    assert name_order(UNIFORM, {"order": STREAMED}, STREAMED) == UNIFORM
+
+
+def test_a_streamed_order_keeps_window_and_lanes_of_the_run_before() -> None:
+    """The window only if units and lanes are the same; a run that was not streamed has none."""
+    assert TINY.layout is not None
+    choose = partial(order_as_before, TINY.layout, "x", 4)
+    fresh = order_along(TINY.layout, "x", 4, None)
+    before = {"order": STREAMED, "units": "x", "window": fresh.window - 1}
+    assert choose({}) == choose({"order": UNIFORM}) == fresh
+    assert choose(before).window == fresh.window - 1
+    assert choose(before, None, 2).lanes == 1
+    assert choose(before | {"units": "y"}) == choose(before | {"window": "3"}) == fresh
+    laned = choose({}, None, 2)
+    assert laned.lanes == 2 and choose({}, 1, 2) == fresh
+    assert choose(before | {"lanes": 2}).window == fresh.window - 1
+    assert choose(before | {"lanes": 2}, 1) == fresh and choose(before, 2) == laned
 
 
 # --- the order --------------------------------------------------------------------------------

@@ -12,17 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from dataset.errors import DONE, INTERRUPTED, UserError
+from dataset.errors import DONE, INTERRUPTED, USER_MISTAKE, PassingError, UserError
 from dataset.stream.plan import Refusal, StreamPlan
 from dataset.stream.spec import read_spec
 from tests.conftest import ROOT
+from tests.dataset.small_server import Handler, serving
 from tests.dataset.tars import TRAIN, VAL
 from tests.train.data.arriving import write_indexed
 from tests.train.tar_server import serving_folder
 from train.config import TrainConfig
 from train.data.sample_order import SampleOrder
+from train.ranks.comm import Comm
 from train.ranks.launch import Launch
+from train.ranks.nodes import Nodes
+from train.stream import early as early_module
 from train.stream.early import begin_early
+from train.stream.run_stream import Stream
 from train.stream.task import Task
 
 ALONE = Launch("single", "a test")
@@ -39,6 +44,16 @@ while not arrivals.here.any():
     time.sleep(0.01)
 print("torch" in sys.modules)
 early.close()
+"""
+
+# `python -m train`, which does not wait long for its early plan.
+QUICKLY = """
+import sys
+from dataset.errors import run_command
+from train.stream import early
+early.PLAN_S = 0.5
+from train.__main__ import main
+sys.exit(run_command(main))
 """
 
 
@@ -124,6 +139,40 @@ def test_what_is_not_streamed_is_not_asked_for(
     early = begin_early(configure(url, tmp_path, **fields), ALONE)
     assert early.plan is None and early.node is None
     assert not (tmp_path / "data").exists()
+
+
+def test_a_silent_server_does_not_hide_a_mistake(tmp_path: Path) -> None:
+    """The name of the network is checked by torchvision, and so after the early plan."""
+
+    def stay_silent(handler: Handler) -> bool:
+        handler.close_connection = True
+        return not handler.connection.recv(1)  # until the other side gives up
+
+    with serving(b"", stay_silent) as (url, seen):
+        place = f"{url.rpartition('/')[0]}/{TRAIN}"
+        flags = [place, "-a", "resnet5O", "--data-dir", str(tmp_path / "data")]
+        done = subprocess.run(
+            [sys.executable, "-c", QUICKLY, *flags],
+            cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+    assert done.returncode == USER_MISTAKE and "resnet5O" in done.stderr
+    assert seen and "Traceback" not in done.stderr
+
+
+def test_a_server_that_is_silent_at_first_is_asked_again(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up(*_: object, give_up_s: float, **__: object) -> None:
+        assert give_up_s == early_module.PLAN_S
+        raise PassingError("nobody answers")
+
+    monkeypatch.setattr(early_module, "ask_for_plan", give_up)
+    with closing(begin_early(configure(url, tmp_path), ALONE)) as early:
+        assert early.plan is None and early.node is None
+        cfg = configure(url, tmp_path)
+        stream = Stream(cfg, ALONE, Comm(ALONE), early)
+        assert stream.plan(Nodes()) and stream.is_on
+        stream.close()
 
 
 def test_several_ranks_plan_when_they_have_met(url: str, tmp_path: Path) -> None:

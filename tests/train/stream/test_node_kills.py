@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from dataset.errors import CRASH, DONE, TRY_AGAIN
+from dataset.own_names import units_path
 from dataset.stream.unit_map import UnitMap
 from tests.dataset.small_server import Handler
 from tests.dataset.tars import TRAIN, VAL
@@ -24,7 +25,6 @@ from tests.train.cache_sizes import find_map, sampling
 from tests.train.node_runs import run_local, start_on_nodes, write_served
 from tests.train.outcomes import EVERY_STEP, final_state, find_differences, read_trace
 from tests.train.tar_server import serving_folder
-from train.data.bounded_cache import find_unit_folder
 
 pytestmark = pytest.mark.training
 
@@ -155,7 +155,7 @@ class Chaos:
 
     def count_here(self) -> int:
         """The bytes of the units on all nodes."""
-        folders = [find_unit_folder(node / "data" / TRAIN) for node in self.nodes]
+        folders = [units_path(node / "data" / TRAIN) for node in self.nodes]
         return sum(f.stat().st_size for folder in folders for f in folder.glob("*[0-9]"))
 
 

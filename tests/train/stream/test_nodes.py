@@ -114,6 +114,9 @@ def test_a_folder_that_all_nodes_see_is_not_streamed_to(served: Path, tmp_path: 
         assert "is one folder for several of 2 nodes" in job.log
         flags = [*folder, "--stream", "auto", "--max-steps", "1"]
         job = start_on_nodes(f"{url}/{TRAIN}", tmp_path / "b", [1, 1], *flags).expect(DONE)
+        flags = [*folder, "--max-steps", "1"]  # with --stream always: all is here
+        again = start_on_nodes(f"{url}/{TRAIN}", tmp_path / "c", [1, 1], *flags).expect(DONE)
+    assert "not streamed" not in again.log
     assert "not streamed but fetched whole first" in job.log
     assert "stream" not in read_run(tmp_path / "b/run")["attempts"][-1]
     assert (tmp_path / "data" / TRAIN).read_bytes() == (served / TRAIN).read_bytes()
