@@ -38,6 +38,7 @@ from train.records.record import read_lines
 
 pytestmark = [pytest.mark.condor, pytest.mark.osdf, pytest.mark.timeout(900)]
 Stories = dict[str, Future[Job]]
+STEPS = 80  # enough for what comes after the third one
 
 
 def fetch_and_train(condor: ModuleType, osdf: ModuleType, data: Path) -> Job:
@@ -54,7 +55,7 @@ def fetch_and_train(condor: ModuleType, osdf: ModuleType, data: Path) -> Job:
 
 
 def vacate(condor: ModuleType) -> Job:
-    job = submit_training(condor, TRAIN=f"{SLOW} --max-steps 80")
+    job = submit_training(condor, TRAIN=f"{SLOW} --max-steps {STEPS}")
     wait_for_step(condor, job)
     job.act("vacate_job")
     job.wait()
@@ -66,7 +67,7 @@ def die_without_a_signal(condor: ModuleType) -> Job:
         condor,
         files={"python": eager_python(condor, 1)},
         PYTHON="FOLDER/python",
-        TRAIN=f"{SLOW} --max-steps 80",
+        TRAIN=f"{SLOW} --max-steps {STEPS}",
     )
     wait_for_step(condor, job, after="continuing from step")
     kill_starter(condor, job)
@@ -202,22 +203,22 @@ def test_a_job_fetches_trains_and_comes_back(stories: Stories) -> None:
 def test_a_vacated_job_goes_on_at_the_step_of_the_signal(stories: Stories) -> None:
     job = stories["vacated"].result()
     said = read_output(job)
-    (stopped,) = re.findall(r"SIGTERM: stopped at step (\d+) of 30 with a checkpoint", said)
-    (resumed,) = re.findall(r"continuing from step (\d+) of 30", said)
+    (stopped,) = re.findall(rf"SIGTERM: stopped at step (\d+) of {STEPS} with a checkpoint", said)
+    (resumed,) = re.findall(rf"continuing from step (\d+) of {STEPS}", said)
     assert resumed == stopped
     assert int(stopped) >= 3
     run = read_result(job)
     assert [attempt["reason"] for attempt in run["attempts"]] == ["SIGTERM", "done"]
-    assert run["images_trained"] == 30 * 16
+    assert run["images_trained"] == STEPS * 16
 
 
 def test_after_a_death_without_a_signal_the_last_exit_85_counts(stories: Stories) -> None:
     job = stories["killed"].result()
     assert [e.type.name for e in job.events()].count("JOB_DISCONNECTED") == 1
     said = read_output(job)  # of the killed start nothing came back, its words neither
-    stopped = re.findall(r"checkpoint interval: stopped at step (\d+) of 30", said)
-    assert re.findall(r"continuing from step (\d+) of 30", said) == stopped
-    assert read_result(job)["images_trained"] == 30 * 16
+    stopped = re.findall(rf"checkpoint interval: stopped at step (\d+) of {STEPS}", said)
+    assert re.findall(rf"continuing from step (\d+) of {STEPS}", said) == stopped
+    assert read_result(job)["images_trained"] == STEPS * 16
 
 
 def test_two_exits_85_and_then_done(stories: Stories) -> None:
