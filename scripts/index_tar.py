@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -21,7 +22,6 @@ from dataset.archive.index import (
     check_kind,
     find_current,
     find_index,
-    index_places,
     verify_tar,
 )
 from dataset.archive.index_file import TarIndex, load_index
@@ -131,8 +131,10 @@ def _is_url(tar: str) -> bool:
 
 
 def _index(tar: Path, flags: IndexFlags) -> None:
+    if flags.index_dir is not None:
+        _check_folder(flags.index_dir)
     if (place := _find_up_to_date(tar, flags)) is not None:
-        if flags.index_dir is not None and place == index_places(tar)[-1]:
+        if flags.index_dir is not None and place.parent != flags.index_dir:
             place = _copy(place, flags.index_dir / (tar.name + INDEX_SUFFIX))
         log.info("%s: the index is up to date: %s", tar, place)
         return
@@ -152,6 +154,17 @@ def _index(tar: Path, flags: IndexFlags) -> None:
     _tell(index, place, time.monotonic() - start_s)
     if find_published(tar.name, tar.stat().st_size):
         log.info("%s: %s", tar, PROVEN if flags.checksums else UNPROVEN)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses a folder that was asked for and cannot be written, before the work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        reason = "" if os.access(folder, os.W_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        reason = str(error.strerror)
+    if reason:
+        raise UserError(f"--index-dir {folder} cannot be written ({reason}); give another folder")
 
 
 def _tell(index: TarIndex, place: Path, seconds: float) -> None:
@@ -221,7 +234,7 @@ def _find_up_to_date(tar: Path, flags: IndexFlags) -> Path | None:
 
 
 def _copy(cached: Path, place: Path) -> Path:
-    """Copies an index from the user's cache to the folder that was asked for."""
+    """Copies an index from another of its places to the folder that was asked for."""
     make_folder(place.parent)
     with writing_whole(place) as file:
         file.write(cached.read_bytes())

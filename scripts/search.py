@@ -39,6 +39,7 @@ from scripts.trials.search_file import (
     write_search,
 )
 from scripts.trials.store import read_trials
+from train.records.record import RUN_FILE
 
 log = logging.getLogger("trainyard")
 EXAMPLE = """examples:
@@ -132,6 +133,8 @@ def _start(flags: NewSearch, train_flags: list[str]) -> int:
     folder = choose_folder(flags.out, "run_results/searches")
     plan = flags.make_plan(folder, train_flags)
     check_plan(plan, folder)
+    if (folder / RUN_FILE).exists():
+        raise UserError(f"{folder} holds a training ({RUN_FILE}); give another --out")
     if (folder / SEARCH_FILE).exists():
         has_values = any(trial.value is not None for trial in read_trials(folder).values())
         plan = extend_search(read_search(folder), plan, folder, has_values)

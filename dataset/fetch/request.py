@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.index is not None and not self.index.is_file():
             raise UserError(f"--index {self.index}: no such file; give a TAR.index or leave it out")
+        if self.index is not None and not zipfile.is_zipfile(self.index):
+            raise UserError(f"--index {self.index} is no index; give a TAR.index or leave it out")
 
     @property
     def access(self) -> Access:

@@ -28,7 +28,8 @@ EXAMPLE = "lr=log:0.01..10, label_smoothing=0..0.2, recipe=sgd|lars"
 NOT_SEARCHED = {
     *("data", "output", "resume", "evaluate", "show_recipe", "force", "deadline", "print_freq"),
     *("data_dir", "federation", "token", "index_dir", "tensorboard", "checkpoint_minutes"),
-    *("timeout_minutes", "save_model"),
+    *("timeout_minutes", "save_model", "stream", "index", "cache_limit", "give_up_after"),
+    *("threads", "device", "dummy"),
 }
 _RANGE = re.compile(r"(log:)?([^.|]+(?:\.[^.|]+)?)\.\.(.+)")
 _WORDS = {"true": True, "false": False}

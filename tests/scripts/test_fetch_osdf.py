@@ -74,6 +74,7 @@ def test_help_has_an_example(tmp_path: Path) -> None:
         (["https://host/x", "--out", "o", "--token", "none"], "no such file"),
         (["https://host/x", "--out", "o", "--netrc", "none"], "no such file"),
         (["https://host/x", "--out", "o", "--index", "typo.index"], "no such file"),
+        (["https://host/x", "--out", "o", "--index", "/etc/passwd"], "/etc/passwd is no index"),
         (["https://host/x", "--out", "o", "--caches", "0"], "1 or more"),
         (["file:///no/such/file", "--out", "o"], "No such file"),
         (["file:///usr", "--out", "o"], "/usr is a folder"),

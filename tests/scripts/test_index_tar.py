@@ -81,6 +81,24 @@ def test_an_index_in_the_users_cache_is_copied_to_the_folder_that_is_named(tmp_p
     assert cached.stat().st_mtime_ns == stamp
 
 
+def test_an_index_beside_the_tar_is_copied_to_the_folder_that_is_named(tmp_path: Path) -> None:
+    tar, folder = write_nested(tmp_path, make_tree()), tmp_path / "indexes"
+    assert run(tar).returncode == 0
+    assert run("--index-dir", folder, tar).returncode == 0
+    assert (folder / f"{TRAIN}.index").read_bytes() == Path(f"{tar}.index").read_bytes()
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_index_beside_the_tar(tmp_path: Path) -> None:
+    tar = write_nested(tmp_path, make_tree())
+    assert run(tar).returncode == 0
+    before = Path(f"{tar}.index").read_bytes()
+    (tmp_path / "a-file").touch()
+    done = run("--checksums", "--index-dir", "a-file", tar, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: --index-dir a-file cannot be written (")
+    assert Path(f"{tar}.index").read_bytes() == before
+
+
 def test_labels_and_index_dir_are_taken_from_the_flags(tmp_path: Path) -> None:
     tar, val = write_flat(tmp_path / "data")
     (tmp_path / "data" / "valprep.sh").rename(tmp_path / "my_labels.sh")

@@ -83,6 +83,16 @@ def test_bad_spaces_and_flags_are_one_line_before_anything_runs(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_training_gets_no_search_beside_it(tmp_path: Path) -> None:
+    for name in ("data", "a"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a/run.json").write_text("{}")
+    done = run("data", "--space", "lr=0.1..1", "--out", "a", cwd=tmp_path)
+    says = f"error: {tmp_path / 'a'} holds a training (run.json); give another --out\n"
+    assert (done.returncode, done.stderr) == (2, says)
+    assert os.listdir(tmp_path / "a") == ["run.json"]
+
+
 def test_folders_that_are_no_search_are_named(tmp_path: Path) -> None:
     for command in ("status", "resume", "cancel"):
         done = run(command, tmp_path, cwd=tmp_path)

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
     ("argv", "words"),
     [
         (["data/train"], "data/train holds neither train/ nor ILSVRC2012_img_train.tar"),
+        (["data/train"], "if its folders are the classes, move them into data/train/train"),
         (["foo://host/x"], "foo://host/x"),
         (["osdf:///a.tar,foo://host/val"], "foo://host/val"),
         (["osdf:///a,osdf:///b,osdf:///c"], "a, b, c: give one URL"),

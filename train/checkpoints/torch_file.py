@@ -66,7 +66,10 @@ def read_torch_file(path: Path, *, must_be_zip: bool) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling foreign bytes can raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0][:150]
-        raise UserError(f"{path} cannot be loaded safely: {reason}") from None
+        raise UserError(
+            f"{path} cannot be loaded safely: {reason}; give a checkpoint, or a file of torch.save "
+            "with a state_dict"
+        ) from None
 
 
 def check_torch_file(path: Path) -> None:

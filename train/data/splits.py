@@ -82,6 +82,7 @@ def check_data(path: Path) -> None:
     if not _is_extracted(path) and not _find_tars(path):
         raise UserError(
             f"{path} holds neither train/ nor {TRAIN_TAR}; name the folder that has one of them"
+            + _hint_about_classes(path)
             + _hint_about_zip(path if path.is_dir() else path.parent)
         )
 
@@ -164,6 +165,12 @@ def join_splits(kind: str, path: Path, train: Source, val: Source | None = None)
     if val is not None:
         val.classes = train.classes
     return Dataset(kind, str(path), train, val, fingerprint)
+
+
+def _hint_about_classes(path: Path) -> str:
+    if path.is_dir() and any(child.is_dir() for child in path.iterdir()):
+        return f"; if its folders are the classes, move them into {path / 'train'}"
+    return ""
 
 
 def _hint_about_zip(folder: Path) -> str:

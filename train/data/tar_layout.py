@@ -51,7 +51,8 @@ def _find_index(train: Source, folder: Path, index_dir: Path | None) -> TarIndex
     raise UserError(
         f"the streamed order of {folder} needs the index of the tar it came from, {INDEX_NAME}, "
         f"and there is none{strange}; write it: "
-        f"python scripts/index_tar.py --index-dir {folder} {TRAIN_TAR}"
+        f"python scripts/index_tar.py --index-dir {folder} {TRAIN_TAR}; images that came from no "
+        "tar have the uniform order only: leave out --order"
     )
 
 
